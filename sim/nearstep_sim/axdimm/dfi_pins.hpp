@@ -1,4 +1,4 @@
-// From a host memory controller to the ports of a Verilated model; Verilator writes _ as ___05F.
+// Copies a host's command slots to the DFI pins of a Verilated model; Verilator writes _ as ___05F.
 #pragma once
 
 #include <cstdint>

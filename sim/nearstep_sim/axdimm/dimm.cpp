@@ -9,12 +9,12 @@
 // drives them reach the host. In each cycle the channels are settled with what host, ranks and units
 // drive; then all are clocked.
 //
-// What the host drives follows from what it was asked to do, never from what it reads, and a channel
-// knows nothing of another. So the host goes up to kAhead cycles ahead, then the RTL goes through
-// them, each part that is Verilated by itself in a thread of its own if there are enough; then the
-// host has what it read. Whoever looks at the channels, at data or at faults lets them catch up first.
-// Bits and cycles are those of a host and channels that go cycle by cycle. Only after a fault has all
-// of the DIMM gone on to the end of those cycles, for any number of threads.
+// The host's commands depend on its requests, never on read data, and no channel depends on
+// another. So the host is simulated for up to kAhead cycles, then the RTL for the same cycles, each
+// separately Verilated part in its own thread if there are enough; then the host's read data are
+// copied out. Every access to channels, data or faults first simulates the pending cycles of the
+// channels. Bits and cycles equal those of a simulation cycle by cycle, except that after a fault
+// the whole DIMM has been simulated to the end of the pending cycles, for any number of threads.
 
 #include <algorithm>
 #include <array>
@@ -45,18 +45,18 @@ using Rtl = Whole;
 using Rtl = Parts;
 #endif
 
-constexpr unsigned kQueued = 32;              // accesses that the host's controller is given ahead
+constexpr unsigned kQueued = 32;              // most accesses queued in the host's controller
 constexpr unsigned kSettleCycles = 8;         // from the host's last data to the register they set
 constexpr unsigned kPollInterval = 64;        // cycles between looks at a register in a wait
-constexpr unsigned kAhead = kPollInterval;    // cycles that the host may be ahead of the channels
+constexpr unsigned kAhead = kPollInterval;    // most cycles of the host before the channels'
 constexpr std::uint64_t kAccessCycles = 100'000;  // an access that takes longer has hung
 constexpr std::uint64_t kSliceCycles = 4096;      // see shell_device.hpp
-constexpr unsigned kWorthThread = 8;              // cycles of a channel that are worth another thread
+constexpr unsigned kWorthThread = 8;              // least cycles of a job for running threads
 constexpr unsigned kResetCycles = 4;
 constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
-// Tags of accesses: number of a submitted transfer, from 1, and of the line in it. The transfer that
-// a call carries out has number 0: its loads are counted, over all calls; its stores are kOwn.
+// Tags of accesses: number of a submitted transfer, from 1, and of its line. Number 0 is the
+// transfer of the current call: loads are numbered over all calls, every store has tag kOwn.
 constexpr unsigned kLineBits = 40;
 constexpr std::uint64_t kOwn = (std::uint64_t{1} << kLineBits) - 1;
 
@@ -73,11 +73,11 @@ struct ChannelCounters {
     std::uint64_t activates, reads, writes, precharges, refreshes;
 };
 
-// A cycle that the host has gone through and the channels have not.
+// A cycle that is simulated for the host and not yet for the channels.
 struct Ahead {
     HostCycle host;
     enum Due { nothing, first, second } due;  // which half of a beat a channel drives
-    std::uint8_t* to;  // with the second half, where the beat is wanted; null if nowhere
+    std::uint8_t* to;  // destination of the beat, used with its second half; null: dropped
 };
 
 class Dimm {
@@ -87,7 +87,7 @@ class Dimm {
           window_lines_(options.window_bytes / kBeatBytes),
           read_latency_(options.host.read_latency),
           host_(options.host),
-          contexts_(VM_TRACE ? 1 : Rtl::count(options)),  // a VCD is of one
+          contexts_(VM_TRACE ? 1 : Rtl::count(options)),  // a VCD has one context
           memories_(memories_of(options)),
           rtl_(options, memories_, contexts_),
           parts_(Rtl::count(options)),
@@ -140,8 +140,8 @@ class Dimm {
         return kDone;
     }
 
-    // A transfer that goes on while the host does other things, behind those submitted before. Its
-    // number; the data live until it has ended. Accesses of calls go before its lines.
+    // Queues a transfer, which is carried out while other calls are. Returns its number; `data`
+    // must stay valid until the transfer has ended. Accesses of calls are issued before its lines.
     std::uint64_t submit(std::uint64_t first, std::uint8_t* data, std::uint64_t lines, bool writes) {
         submitted_.push_back({++last_submitted_, first, lines, 0, 0, data, writes});
         moved_at_ = host_.cycle();
@@ -149,10 +149,10 @@ class Dimm {
         return last_submitted_;
     }
 
-    // Of the transfers submitted, how many have ended, which they do in order.
+    // Number of submitted transfers that have ended; transfers end in order.
     std::uint64_t ended() const { return last_submitted_ - submitted_.size(); }
 
-    // The transfers submitted are not wanted, as in `abandon`.
+    // Drops all submitted transfers; see `abandon`.
     void withdraw() {
         settle();
         for (const Submitted& t : submitted_)
@@ -160,7 +160,7 @@ class Dimm {
         submitted_.clear();
     }
 
-    // Lets time pass until a poll holds, a submitted transfer ends, or for so many cycles.
+    // Runs until a poll holds, a submitted transfer ends, or cycle `limit`.
     std::int32_t advance(const Poll* polls, std::size_t count, std::uint64_t limit) {
         const std::uint64_t slice = host_.cycle() + kSliceCycles, ended_before = ended();
         for (;;) {
@@ -180,8 +180,8 @@ class Dimm {
         }
     }
 
-    // The rest of a transfer that returned `kMore` is not wanted: what was given to the host's
-    // controller is carried out, and its data are nobody's.
+    // Drops the rest of a transfer that returned `kMore`: accesses in the host's controller are
+    // carried out, and their read data dropped.
     void abandon() {
         if (!transfer_.begun) return;
         transfer_.begun = false;
@@ -201,7 +201,7 @@ class Dimm {
         return end(fault_ ? kFaulted : kDone);
     }
 
-    // Looks at the registers in turn, as a host does, until one of them is as wanted.
+    // Reads the registers in turn through the host's bus until one poll holds.
     std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
         const std::uint64_t limit = host_.cycle() + std::min(max_cycles, kForever - host_.cycle());
         const std::uint64_t slice = host_.cycle() + kSliceCycles;
@@ -229,7 +229,7 @@ class Dimm {
         return memories_[line / channel_lines_]->states().of(line % channel_lines_);
     }
 
-    // Whether the kernels' accesses are judged. A broken DDR4 rule stays: the rank is lost.
+    // Whether kernel accesses are checked. A broken DDR4 rule is kept: its rank is lost.
     void watch(bool on) {
         for (auto& memory : memories_) memory->judge(on);
         if (on || fault_.kind == FaultKind::protocol) return;
@@ -272,7 +272,7 @@ class Dimm {
         bool writes;
     };
 
-    // Give lines of the transfers submitted to the host's controller, in order.
+    // Issues lines of the submitted transfers to the host's controller, in order.
     void give_submitted() {
         for (Submitted& t : submitted_) {
             for (; t.given < t.lines; ++t.given) {
@@ -286,7 +286,7 @@ class Dimm {
         }
     }
 
-    // Take what has moved in a cycle. The data of a load, at most one, come when the channels do.
+    // Counts the accesses done in a cycle. `catch_up` copies the data of its load, at most one.
     void take_moved(Ahead& cycle) {
         for (auto& stored = host_.stored(); !stored.empty(); stored.pop_front()) took(stored.front());
         for (auto& done = host_.completions(); !done.empty(); done.pop_front())
@@ -294,14 +294,14 @@ class Dimm {
         while (!submitted_.empty() && submitted_.front().taken == submitted_.front().lines) {
             const Submitted& t = submitted_.front();
             if (t.writes) {
-                run_channels();  // the kernel saw the lines as they were
+                run_channels();  // checks the accesses so far against the old state
                 mark(t.first, t.lines, LineState::written);
             }
             submitted_.pop_front();
         }
     }
 
-    // Where the line of an access lies, null if nobody wants it any more.
+    // Counts a line done. Returns its place in the caller's data, null if its transfer was dropped.
     std::uint8_t* took(std::uint64_t tag) {
         const std::uint64_t number = tag >> kLineBits;
         if (tag == kOwn) ++transfer_.taken;
@@ -319,13 +319,13 @@ class Dimm {
         return t.data + (tag & kOwn) * kBeatBytes;
     }
 
-    // A transfer that returned `kMore`, if it is `begun`: lines given to the host's controller and
-    // taken from it so far, and the cycle by which something has to move.
+    // The transfer of a call, `begun` if the call returned `kMore`: lines issued and done so far,
+    // and the cycle by which another line must be done.
     struct Transfer {
         bool begun = false, writes = false;
         std::uint64_t first = 0, lines = 0, given = 0, taken = 0, limit = 0;
         std::uint8_t* out = nullptr;  // of loads
-        std::uint64_t tag = 0;        // of the first of them
+        std::uint64_t tag = 0;        // of the first load
     };
 
     std::int32_t read(std::uint64_t first, std::uint8_t* out, std::uint64_t lines,
@@ -360,7 +360,7 @@ class Dimm {
         return status;
     }
 
-    // A call that ended before its accesses did has left some behind; their answers are nobody's.
+    // Runs until all issued accesses are done, and issues none.
     void settle() {
         giving_ = false;
         for (std::uint64_t i = 0; i < kAccessCycles && !host_.idle() && !fault_; ++i) step();
@@ -368,7 +368,7 @@ class Dimm {
         giving_ = true;
     }
 
-    // A cycle of the host, and of the channels soon. After it all may have caught up.
+    // Simulates a cycle of the host; of the channels too once kAhead cycles are pending.
     void step() {
         static constexpr std::uint8_t kComesLater[HostCycle::kDataBytes] = {};
         const std::uint64_t now = host_.cycle();
@@ -388,7 +388,7 @@ class Dimm {
         if (++pending_ == kAhead) catch_up();
     }
 
-    // What a read command, so many cycles ago, promises the host for this cycle.
+    // Which half of a beat the read commands so far make due in this cycle.
     Ahead::Due due(std::uint64_t now) {
         if (due_.empty() || now < due_.front()) return Ahead::nothing;
         if (now == due_.front()) return Ahead::first;
@@ -396,14 +396,14 @@ class Dimm {
         return Ahead::second;
     }
 
-    // The status of a call, at the end of it.
+    // Simulates pending cycles at the end of a call; its status.
     std::int32_t end(std::int32_t status) {
         if (pending_ == 0) return status;
         catch_up();
         return fault_ ? kFaulted : status;
     }
 
-    // The channels go through the cycles that the host has gone through; it has what it read.
+    // Simulates the pending cycles of the channels, and copies out the host's read data.
     void catch_up() {
         run_channels();
         Fault found;
@@ -443,7 +443,7 @@ class Dimm {
         rtl_.settle(part, ahead_[i].host);
     }
 
-    // Read data of a cycle, and a fault if they were not due, or are missing.
+    // Copies the read data of a cycle; a fault if they are not due, or missing.
     void take_read_data(unsigned i, Fault& found) {
         const Ahead& cycle = ahead_[i];
         const std::uint8_t* data = nullptr;
@@ -486,7 +486,7 @@ class Dimm {
     Memories memories_;
     Rtl rtl_;
     unsigned parts_;
-    // Cycles from `begun_` on that the host has gone through, and how many of them the channels have.
+    // From `begun_` on, `pending_` cycles are simulated for the host, `done_` for the channels too.
     std::array<Ahead, kAhead> ahead_{};
     std::uint64_t begun_ = 0;
     unsigned pending_ = 0, done_ = 0;
@@ -507,7 +507,7 @@ using namespace nearstep;
 
 extern "C" {
 
-// Null, with ddr4_last_error, if a configuration cannot be.
+// Null, with ddr4_last_error, if the configuration is invalid.
 Dimm* dimm_open(const DimmOptions* options) {
     return guarded([&] { return new Dimm(*options); });
 }
@@ -544,7 +544,7 @@ std::int32_t dimm_advance(Dimm* dimm, const Poll* polls, std::uint64_t count,
     return dimm->advance(polls, count, limit);
 }
 
-// As many as there may be from now on, and were given at the beginning.
+// Most threads from now on; no more than at `dimm_open`.
 void dimm_threads(Dimm* dimm, std::uint32_t threads) { dimm->threads().use(threads); }
 
 std::uint64_t dimm_cycle(Dimm* dimm) { return dimm->cycle(); }
@@ -582,7 +582,7 @@ void dimm_counters(Dimm* dimm, unsigned channel, ChannelCounters* out) {
             dram.count(Command::REF)};
 }
 
-// A command of the host's controller with ACT_n high, for which the rank's banks are closed first.
+// Issues a command with ACT_n high from the host's controller, which closes the rank's banks first.
 void dimm_give(Dimm* dimm, std::int32_t rank, std::uint32_t address, std::uint32_t bg,
                std::uint32_t ba) {
     Pins pins;

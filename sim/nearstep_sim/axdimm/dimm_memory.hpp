@@ -1,5 +1,5 @@
-// What is around one channel of a simulated DIMM: its DDR4 ranks, which judge every command, and
-// what the kernel may touch of them. It sees the channel through the pins of its DFI port.
+// The DDR4 ranks of one channel of a simulated DIMM, which check every command on the pins of its
+// DFI port, and the state of each line, against which the kernel's accesses are checked.
 #pragma once
 
 #include <algorithm>
@@ -113,8 +113,8 @@ class ChannelMemory {
         if (dram_.cycle() >= silent_from_) *pins_.rddata_valid = 0;
     }
 
-    // Commands and write data of the cycle, once the model is settled. In `acceleration` mode they
-    // are the kernel's.
+    // Commands and write data of the cycle, once the model is settled. The kernel drives them in
+    // `acceleration` mode.
     void take(bool acceleration, std::uint64_t cycle) {
         if (acceleration && watched_) watch(cycle);
         for (unsigned phase = 0; phase < pins_.phases.size(); ++phase)
@@ -136,21 +136,21 @@ class ChannelMemory {
     const Ddr4Channel& dram() const { return dram_; }
     Injections& injections() { return injections_; }
 
-    Fault fault;  // the first, until somebody clears it
+    Fault fault;  // the first since the last clear
 
   private:
-    // The kernel's column commands of this cycle, against what it may touch.
+    // Checks the kernel's column command of this cycle against the line states.
     void watch(std::uint64_t cycle) {
         const unsigned selected = selected_by(0);
         if (!selected || !*pins_.phases[0].act_n) return;
-        const unsigned rank = selected >> 1;  // there are two at most, and a column is of one
+        const unsigned rank = selected >> 1;  // two ranks at most; a column command selects one
         const Pins pins = pins_.of(0);
         const Command command = decode(pins);
         const bool write = command == Command::WR || command == Command::WRA;
         if (!write && command != Command::RD && command != Command::RDA) return;
         if (rank >= static_cast<unsigned>(dram_.ranks()) ||
             dram_.device(rank).open_row(pins.bg, pins.ba) < 0)
-            return;  // the rank will say so
+            return;  // the rank reports the violation
         const std::uint64_t line = beat_of(dram_.place(rank, pins), mapping_);
         const std::uint64_t address = (number_ * beats_ + line) * kBeatBytes;
         const LineState state = states_.of(line);

@@ -1,5 +1,5 @@
-// The RTL of a DIMM in parts: each channel a Verilated object by itself, and its functional units
-// beside it. They are joined as `AxdimmModule` joins them; `dimm_whole.hpp` is that one itself.
+// The RTL of a DIMM in parts: a Verilated object for each channel, and functional units outside it,
+// joined as in `AxdimmModule`, which `dimm_whole.hpp` simulates as one object.
 //
 // `design.hpp`, generated, gives the constants of the configuration, and the copies between ports.
 #pragma once
@@ -17,7 +17,7 @@ namespace nearstep {
 
 class Parts {
   public:
-    // How many parts go through a cycle without each other: a channel each.
+    // Number of parts that are simulated independently: one for each channel.
     static unsigned count(const DimmOptions& options) { return options.channels(); }
 
     // `contexts`: one for each part, or a single one.
@@ -94,7 +94,7 @@ class Parts {
         }
     }
 
-    // The scalars of a channel's units may be other ones.
+    // Passes the scalars of a channel to its units.
     void configure(unsigned channel) { units_[channel]->configure(*shells_[channel]); }
 
 #if VM_TRACE

@@ -1,7 +1,7 @@
-// The RTL of a DIMM as one Verilated object: the module as it is shipped, all units in it; or a
-// channel as it is shipped, alone (NEARSTEP_CHANNEL_ALONE).
+// The RTL of a DIMM as one Verilated object: the module as it is shipped, with all functional
+// units; or one channel as it is shipped (NEARSTEP_CHANNEL_ALONE).
 //
-// NEARSTEP_CHANNELS: how many it has; 1, 2 or 4.
+// NEARSTEP_CHANNELS: number of channels; 1, 2 or 4.
 #pragma once
 
 #include <array>
@@ -37,7 +37,7 @@ namespace nearstep {
 
 class Whole {
   public:
-    // Nothing in it goes through a cycle without the rest.
+    // One part: the object is simulated as a whole.
     static unsigned count(const DimmOptions&) { return 1; }
 
     Whole(const DimmOptions& options, Memories& memories, std::vector<Context>& contexts)
@@ -108,7 +108,7 @@ class Whole {
             if (reset[c]) memories_[c]->kernel_was_reset();
     }
 
-    // The units see the registers themselves.
+    // The units in the model read the registers.
     void configure(unsigned) {}
 
 #if VM_TRACE

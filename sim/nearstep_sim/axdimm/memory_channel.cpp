@@ -1,7 +1,7 @@
 // A memory channel, Verilated, between a host memory controller, a kernel and its DDR4 ranks.
 //
-// The ranks judge every command. Every read of the host is compared with a second memory that
-// follows the host's pins and the kernel's bus; so is every beat that the kernel reads.
+// The ranks check every command. Every read of the host and every beat that the kernel reads is
+// compared with a second memory, which is written from the host's pins and the kernel's bus.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -24,7 +24,7 @@ using namespace nearstep;
 namespace {
 
 constexpr int kLines = 64;       // of the kernel's register block
-constexpr int kChunkBeats = 64;  // a page; bursts lie in one, and no two bursts in the same
+constexpr int kChunkBeats = 64;  // a page; a burst is inside one, and no two bursts in the same
 constexpr int kIds = 4;
 constexpr int kCut = 12;  // cycles before o_kernel_reset in which the kernel's commands may be lost
 
@@ -49,7 +49,7 @@ struct ChannelStatistics {
     std::uint64_t torn_reads;     // of beats that a kernel write in flight may have reached
     std::uint64_t kernel_beats_read, kernel_beats_written, kernel_resets;
     std::uint64_t mode_changes;
-    std::uint64_t split_columns;  // of the host to a rank that was its own before the other was
+    std::uint64_t split_columns;  // of the host to a rank granted before the other rank
 };
 
 enum class Kernel : int { kQuiet, kBusy, kDeaf };  // deaf: it takes no answers
@@ -132,7 +132,7 @@ class ChannelBench final : public HostedDram {
         const Place at = place(beat);
         model_[at.rank]->write(at, data, keep);
     }
-    // The rank is the host's: in a change of mode one can be so before the other.
+    // Whether the host owns the rank; a change of mode can grant one rank before the other.
     bool passes(int rank) const {
         return dut_.rootp->MemoryChannel__DOT__dram__DOT__switch__DOT__i_pass >> rank & 1;
     }
@@ -227,7 +227,7 @@ class ChannelBench final : public HostedDram {
         }
     }
 
-    // A column command on the pins in the last cycle: does it pass, and what must it return?
+    // Whether the column command of the last cycle passes, and what it must return.
     void classify() {
         while (!columns_.empty() && columns_.front().cycle + 1 == statistics_.cycles) {
             const Column column = columns_.front();
@@ -367,7 +367,7 @@ class ChannelBench final : public HostedDram {
         }
         if (dut_.o_kernel_reset) {
             ++statistics_.kernel_resets;
-            // What was written may have landed or not: torn_ remembers, and the page is left alone
+            // Writes in flight are done or lost: torn_ has their data, their page is not used again
             for (const auto& each : bursts_) tainted_.insert(each->burst.beat / kChunkBeats);
             bursts_.clear();
         }
@@ -402,7 +402,7 @@ class ChannelBench final : public HostedDram {
         if (found == bursts_.end() || dut_.s_axi___05Fbresp) return fail("unexpected B");
         (*found)->answered = statistics_.cycles;
     }
-    // An answer just before a reset is void: it counts when none has followed.
+    // A write counts as done once no reset has followed its answer for kCut cycles.
     void settle_writes() {
         for (auto it = bursts_.begin(); it != bursts_.end();) {
             if ((*it)->answered + kCut > statistics_.cycles) {

@@ -1,6 +1,6 @@
 // The module, Verilated, between a host memory controller and the DDR4 ranks of its channels.
 //
-// NEARSTEP_CHANNELS: how many; 1, 2 or 4.
+// NEARSTEP_CHANNELS: number of channels; 1, 2 or 4.
 #include <cstdint>
 #include <cstring>
 #include <memory>

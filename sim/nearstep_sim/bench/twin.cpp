@@ -79,8 +79,8 @@ void copy_out(const Port& port, unsigned width, std::uint32_t* words) {
 
 }  // namespace
 
-// Compares after both edges of `cycles` clocks. Returns how many outputs were compared; `report`
-// gets the outputs that ever changed, and of the first difference: 1, cycle, number of the output.
+// Compares after both edges of `cycles` clocks. Returns the number of compared outputs. Writes to
+// `report` the number of outputs that changed, and of the first difference: 1, cycle, output.
 extern "C" std::uint64_t twin_run(
     std::uint64_t seed, std::uint64_t cycles, std::uint64_t* report, std::uint32_t* expected,
     std::uint32_t* actual) {

@@ -1,7 +1,7 @@
 // Drives a bank of Verilated floating-point units with vectors, one operation a cycle each.
 //
 // The model is the class Vbank. UNITS is a list of UNIT(k, operands, flags), one for each unit of the
-// bank: its number, how many operands it takes (1 to 3), and whether it has o_flags (0 or 1).
+// bank: its number, its number of operands (1 to 3), and whether it has o_flags (0 or 1).
 
 #include <cstdint>
 #include <memory>
@@ -50,7 +50,7 @@ void drive_all(Vbank& bank, bool valid, uint32_t x, uint32_t y, uint32_t w) {
 }  // namespace
 
 // Runs `count[k]` operations through unit k of a fresh bank, and writes its results, in order, to
-// `z[k]` and `flags[k]`. With a seed other than 0, idle cycles with random operands come between them.
+// `z[k]` and `flags[k]`. With a seed other than 0, idle cycles with random operands are inserted.
 // Returns the number of cycles; or -1 - cycle, and the unit in `*faulty`, for the first cycle in which
 // an o_valid was not the i_valid of `latency[k]` cycles before.
 extern "C" int64_t run_vectors(const int64_t* count, const uint32_t* const* a,

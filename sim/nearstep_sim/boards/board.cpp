@@ -84,8 +84,8 @@ class Board {
         reset();
     }
 
-    // The button. The memory is not refreshed until the host has brought it up again: nobody may
-    // count on what it holds.
+    // The reset button. The SDRAM is not refreshed until the host has initialised it again, so its
+    // contents are invalid.
     void reset() {
         uart_.forget();
         if (chip_) chip_->forget();
@@ -96,8 +96,8 @@ class Board {
 
     void send(const std::uint8_t* data, std::uint64_t bytes) { uart_.send(data, bytes); }
 
-    // Runs until `room` bytes have come, or `cycles` have passed, or the chip complains; with
-    // `any`, until one has.
+    // Runs until `room` bytes have been received, `cycles` have passed, or the chip reports a
+    // fault; with `any`, until one byte has been received.
     std::uint64_t run(std::uint64_t cycles, std::uint8_t* out, std::uint64_t room, bool any) {
         const std::uint64_t end = cycle_ + cycles;
         std::uint64_t come = 0;
@@ -159,7 +159,7 @@ class Board {
     }
 
     static constexpr bool kDram = BOARD_HAS_SDRAM;
-    static constexpr std::uint64_t kStart = 1'000'000;  // nothing is negative
+    static constexpr std::uint64_t kStart = 1'000'000;  // keeps every time positive
 
     BoardOptions o_;
     Context context_;

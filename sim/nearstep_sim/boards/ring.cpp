@@ -15,9 +15,9 @@ namespace nearstep {
 
 struct RingOptions {
     std::uint64_t boards, clock_hz, baud, seed, reset_cycles;
-    // Oscillators differ by this, in parts per million, each from that of the board before.
+    // Difference between the oscillators of neighbouring boards, in parts per million.
     std::uint64_t ppm;
-    // Transfers on a cable of 65536 in which one of the pins has the wrong level.
+    // Chance of 65536 that one pin of a transfer on a cable has the wrong level.
     std::uint32_t corrupt;
 };
 
@@ -45,11 +45,11 @@ class Cable {
         pins_ = pins;
     }
 
-    // What the receiver has on its pins: without a cable, what the resistors make of it.
+    // Levels at the receiver's pins: without a cable, those of the resistors.
     unsigned level() const { return plugged_ ? pins_ ^ mask_ : 0; }
 
     void plug(bool plugged) { plugged_ = plugged; }
-    // Have `times` transfers hit, the first after `skip` others.
+    // Disturbs `times` transfers, after the next `skip`.
     void arm(std::uint64_t skip, std::uint64_t times) {
         skip_ = skip;
         times_ = times;
@@ -120,8 +120,8 @@ class Ring {
         stations_[board]->uart().send(data, bytes);
     }
 
-    // Runs all boards until a byte has come from one, or so many of its cycles have passed; takes
-    // what has come, at most `room` bytes.
+    // Runs all boards until `board` has sent a byte, or for `cycles` of its cycles; copies the
+    // bytes received from `board`, at most `room`.
     std::uint64_t run(std::uint64_t board, std::uint64_t cycles, std::uint8_t* out,
                       std::uint64_t room) {
         Station& asked = *stations_[board];

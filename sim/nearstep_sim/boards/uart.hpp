@@ -35,14 +35,14 @@ class Uart {
         return level;
     }
 
-    // Takes the level of the line from the board; true if it ends a byte.
+    // Samples the line from the board; true at the end of a byte.
     bool take(bool level, std::uint8_t* byte) {
         if (!listening_) {
             if (level) return false;
             listening_ = true;
             heard_ = 0;
             word_ = 0;
-            wait_ = clock_ / 2;  // to the middle of the start bit
+            wait_ = clock_ / 2;  // until the middle of the start bit
         }
         if (wait_ > baud_) {
             wait_ -= baud_;

@@ -1,12 +1,11 @@
-// The link between a client and its memory device: pushes go up, pulls come down, both at once.
+// The link between a client and its memory device: pushes up and pulls down, in parallel.
 //
-// A direction moves a phit of 16 bytes every `interval` cycles, and carries one transfer after the
-// other. It brings them to the window of the device in requests of at most kRequest bytes, none of
-// which crosses a multiple of it. A request of a push is issued when all of its bytes have come, one
-// of a pull when there is space on the link for what it asks for. Where the window has no turn, the
-// direction goes ahead by kBuffered bytes at most; then it stands still, and that time is lost.
-// `latency` passes before a push's first byte comes, before the first request of a pull does, and
-// before the last byte of a pull is at the client.
+// A direction moves a phit of 16 bytes every `interval` cycles, and carries one transfer at a time,
+// as requests to the device's window of at most kRequest bytes, none of which crosses a multiple of
+// kRequest. A request of a push is issued when all of its bytes have been received, a request of a
+// pull when the link has credit for its bytes. While the window serves other requests, a direction
+// collects credit for kBuffered bytes at most; beyond that its time is lost. `latency` cycles pass
+// before the first byte of a transfer, and after the last byte of a pull.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +32,7 @@ class ClientLane {
     ClientLane(PeerQueue& queue, bool write, const ClientOptions& options)
         : queue_(queue), write_(write), options_(options) {}
 
-    // There are some bytes, which stay where they are until the end.
+    // `bytes` is not 0; `data` must stay valid until the transfer ends.
     void submit(std::uint64_t number, std::uint64_t address, std::uint8_t* data,
                 std::uint64_t bytes, std::uint64_t now) {
         transfers_.push_back({number, address, address, address + bytes, address,
@@ -58,7 +57,7 @@ class ClientLane {
         if (next.at == next.end) ++issuing_;
     }
 
-    // The oldest request has ended. The end of the transfer, if it was its last one.
+    // The oldest request has ended. Returns the end of its transfer with the last request.
     std::optional<PeerEnd> answer(const PeerEnd& request) {
         --outstanding_;
         Transfer& front = transfers_.front();
@@ -76,7 +75,7 @@ class ClientLane {
         return end;
     }
 
-    // All that has not ended; its requests must have been given up.
+    // Drops the oldest transfer, whose requests must have been dropped; returns its end.
     std::optional<PeerEnd> give_up(std::uint64_t now) {
         issuing_ = outstanding_ = credit_ = 0;
         if (transfers_.empty()) return {};
@@ -99,7 +98,7 @@ class ClientLane {
     ClientOptions options_;
     std::deque<Transfer> transfers_;
     std::size_t issuing_ = 0;   // the first transfer with requests to issue
-    std::uint64_t credit_ = 0;  // bytes that the link is ahead, times the interval
+    std::uint64_t credit_ = 0;  // unused bytes of the link, times the interval
     std::uint64_t outstanding_ = 0, requests_ = 0;
 };
 
@@ -108,7 +107,7 @@ class ClientLink {
     explicit ClientLink(const ClientOptions& options)
         : up_(dma_.host_writes, true, options), down_(dma_.host_reads, false, options) {}
 
-    // What the port of the window takes requests from.
+    // Source of requests for the port of the window.
     PeerDma& dma() { return dma_; }
 
     void submit(std::uint64_t number, std::uint64_t address, std::uint8_t* data,
@@ -142,7 +141,7 @@ class ClientLink {
 
     bool has_ended() const { return !ended_.empty(); }
 
-    // The first end that nobody has been told of.
+    // The oldest end that was not yet returned.
     std::optional<PeerEnd> ended() {
         if (ended_.empty()) return {};
         const PeerEnd end = ended_.front();

@@ -31,7 +31,7 @@ struct NodeUnits {
 
 class DeviceModels {
   public:
-    static constexpr bool kJoined = true;  // all of them settle, and are clocked, at once
+    static constexpr bool kJoined = true;  // all devices settle, and are clocked, at once
 
     DeviceModels(unsigned count, std::vector<Context>& contexts)
         : context_(in_thread(&contexts[0])), ring_(context_, "ring") {
@@ -42,10 +42,10 @@ class DeviceModels {
 
     Vdevice& at(unsigned number) { return *pins_[number]; }
 
-    // The links of the ring are the caller's, or those inside.
+    // The links of the ring are the caller's, or in the model.
     void links_outside(bool outside) { ring_.i_outside = outside; }
 
-    // Reset as it is at a device of a pool, which gets it from a register a cycle later.
+    // A cycle later than at a device of a pool, in which a register delays the reset.
     void reset() {
         for (unsigned i = 0; i < kResetCycles; ++i) {
             ring_.rst = i >= 1 && i < kResetCycles - 1;

@@ -73,7 +73,7 @@ std::uint32_t crc32(std::uint32_t crc, const Phit& phit) {
     return crc;
 }
 
-// Changes a bit of one entry and makes its CRC right again: what no receiver can find.
+// Inverts a bit of one entry and recomputes its CRC: an error that no receiver can detect.
 struct Forger {
     std::uint64_t wait = 0;  // entries until then, counted from 1; 0: never
     bool active = false;
@@ -146,7 +146,7 @@ struct Bench {
     Sink sinks[kDevices][GROUPS];
     Random random{1};
     Link links[kDevices][kPorts];  // by sender
-    Forger forger;                 // on what comes to device 1
+    Forger forger;                 // on arrivals at device 1
     Report report = {};
     Phit held[kDevices][kPorts];
     bool waits[kDevices][kPorts] = {};
@@ -162,8 +162,8 @@ struct Bench {
                 sources[d][g].entries = {seed, config.entry_phits, bool(config.full)};
                 sinks[1 - d][g].entries = sources[d][g].entries;
             }
-            // Port 1 of device 0 leads to port 0 of device 1. With two links, odd groups run the
-            // other way.
+            // Port 1 of device 0 is joined to port 0 of device 1. With two links, odd groups use
+            // the other link.
             const int joined = 1 - d;
 #define PORTS_OF(g)                                                         \
     {                                                                       \
@@ -243,7 +243,7 @@ struct Bench {
     void sample(int d) {
         VLinkLayer& t = *top[d];
         DeviceReport& r = report.devices[d];
-        const bool clear = inputs[d].clear;  // what is taken or given in this cycle is forgotten
+        const bool clear = inputs[d].clear;  // discards the transfers of this cycle
 #define SAMPLE(g)                                                                      \
     {                                                                                  \
         Source& s = sources[d][g];                                                     \
@@ -334,7 +334,7 @@ void link_bench_forge(Bench* bench, std::uint64_t nth) { bench->forger.wait = nt
 void link_bench_send(Bench* bench, int device, int group, std::uint64_t entries) {
     bench->sources[device][group].count += entries;
 }
-// Sources and sinks go on from the next entry that has not been begun.
+// Sources and sinks continue with the next entry that was not begun.
 void link_bench_forget(Bench* bench) {
     for (int d = 0; d < kDevices; ++d)
         for (int g = 0; g < GROUPS; ++g) {

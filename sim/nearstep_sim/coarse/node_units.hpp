@@ -1,5 +1,5 @@
-// The functional units of a memory device, `Vdevice`: outside of the model, which has ports for them
-// if the device has an update kernel. `design.hpp`, generated, is there then.
+// The functional units of a memory device, outside its model `Vdevice`, which has ports for units
+// if the device has an update kernel. Only then is `design.hpp` generated.
 #pragma once
 
 #if COARSE_UPDATER

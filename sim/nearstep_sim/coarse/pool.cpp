@@ -1,14 +1,14 @@
 // A pool of COARSE memory devices in this process: one Verilated model, an object of it for each
-// device, joined by links. Nothing combinational crosses from one device to another, so each is
-// settled and clocked by itself in every cycle, in threads if there are several: a link shows both of
-// its ends what it knew before the cycle, and goes on when all devices have.
+// device, joined by links. No combinational path joins two devices, so each is settled and clocked
+// alone in every cycle, in threads if there are several: both ends of a link see its state before
+// the cycle, and links are clocked after all devices.
 //
-// With COARSE_RING the devices are one object of one model, the ring of `ring_top.py`, links and
-// functional units included: all that is different here is how it is settled and clocked.
+// With COARSE_RING all devices are one object of one model, the ring of `ring_top.py`, with links
+// and functional units; only settling and clocking differ.
 //
-// Registers of device d begin at d * register_bytes, its memory at d * memory_bytes. The host reaches
-// memory through the device's window, in device cycles, or, if the pool is opened so, behind its back.
-// Clients push and pull through the windows, too, over a link for each device, while cycles pass.
+// Registers of device d begin at d * register_bytes, its memory at d * memory_bytes. The host
+// accesses memory through the device's window, in device cycles, or, as an option, directly.
+// Clients also push and pull through the windows, over a link for each device, while cycles pass.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -40,10 +40,10 @@ constexpr unsigned kBeatBytes = 64;
 constexpr unsigned kPorts = 2;
 constexpr std::uint64_t kPollInterval = 4096;   // cycles between looks at a register in a wait
 constexpr std::uint64_t kRegisterCycles = 16;   // a register access that takes longer has hung
-constexpr std::uint64_t kWindowCycles = 1 << 18;  // so has a window that moves nothing for so long
+constexpr std::uint64_t kWindowCycles = 1 << 18;  // a window without progress for longer has hung
 constexpr std::uint64_t kSliceCycles = 4096;      // see shell_device.hpp
-constexpr std::uint64_t kAloneCycles = 1024;      // a pool that does less needs no threads
-constexpr BarLimits kWindowLimits{4096, 4096};  // a load or store of the window is cut at pages
+constexpr std::uint64_t kAloneCycles = 1024;      // a pool starts threads after so many cycles
+constexpr BarLimits kWindowLimits{4096, 4096};  // loads and stores of the window are split at pages
 
 enum Status : std::int32_t {  // see shell_device.hpp
     kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kFailed = -4, kMore = -5
@@ -84,13 +84,13 @@ class Node {
                         options.capacity, kBeatBytes),
                   {options.half_duplex != 0, options.latency, options.stall,
                    options.seed + number, options.host_ids,
-                   2 * options.host_ids}),  // copies of pages take in what nobody has written
+                   2 * options.host_ids}),  // copies of pages include unwritten lines
           client_(options.client),
           window_(kBeatBytes, kWindowLimits, &client_.dma()),
           memory_checker_(kBeatBytes),
           window_checker_(kBeatBytes) {}
 
-    // Before the device is reset: nobody asks it for anything.
+    // Before a reset: all inputs idle.
     void rest(std::uint64_t now) {
         memory_.reset();
         window_.reset();
@@ -106,11 +106,11 @@ class Node {
         d.link_out___05F0___05Fready = d.link_out___05F1___05Fready = 0;
     }
 
-    // When it has been.
+    // After a reset.
     void reset_units() { units_.reset(model_); }
 
-    // Everything that the device sees in a cycle. `in` is what arrives on each link, null for
-    // nothing; `ready` tells whether the link takes a phit.
+    // Drives and settles the device's inputs of a cycle. `in`: the phit that arrives on each link,
+    // or null; `ready`: whether the link takes a phit.
     void settle(const Phit* const (&in)[kPorts], const bool (&ready)[kPorts]) {
         Vdevice& d = model_;
         receive(d.link_in___05F0___05Fvalid, d.link_in___05F0___05Fpayload, in[0]);
@@ -123,7 +123,7 @@ class Node {
         DeviceModels::settle(d);
     }
 
-    // The edge that ends the cycle. `out` is what was sent on each link, if it is `sent`.
+    // The edge that ends the cycle. `out`: the phit sent on each link, valid if `sent`.
     void clock(Phit (&out)[kPorts], bool (&sent)[kPorts], std::uint64_t now) {
         Vdevice& d = model_;
         sent[0] = send(d.link_out___05F0___05Fvalid, d.link_out___05F0___05Fpayload, out[0]);
@@ -144,7 +144,7 @@ class Node {
         client_.pass(now);
     }
 
-    // Scalars of the update kernel may have changed.
+    // Passes changed scalars of the update kernel to the units.
     void configure_units() { units_.configure(model_); }
 
     Vdevice& model() { return model_; }
@@ -153,8 +153,8 @@ class Node {
     BarHost& window() { return window_; }
     ClientLink& client() { return client_; }
 
-    bool interrupted = false;  // since somebody cleared it
-    bool moved = false;        // the window, since somebody cleared it
+    bool interrupted = false;  // since the last clear
+    bool moved = false;        // the window, since the last clear
 
   private:
     template <class Valid, class Payload>
@@ -190,7 +190,7 @@ class Pool {
   public:
     explicit Pool(const PoolOptions& options)
         : options_(options),
-          contexts_(VM_TRACE ? 1 : options.devices),  // a VCD is of one
+          contexts_(VM_TRACE ? 1 : options.devices),  // a VCD has one context
           models_(unsigned(options.devices), contexts_),
           sent_(options.devices),
           threads_(VM_TRACE ? 1 : options.threads, unsigned(options.devices)) {
@@ -249,8 +249,8 @@ class Pool {
         return access(address, true, &value);
     }
 
-    // Looks at the registers in turn until one of them is as wanted; if it `advances`, the end of a
-    // client's transfer ends it, too.
+    // Reads the registers in turn until one poll holds; if `advances`, also until the end of a
+    // client's transfer.
     std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles,
                       bool advances) {
         const std::uint64_t limit = cycle_ + std::min(max_cycles, ~std::uint64_t{0} - cycle_);
@@ -275,14 +275,14 @@ class Pool {
         return kDone;
     }
 
-    // A client begins a transfer, of bytes that lie in one device and that stay where they are.
+    // Begins a transfer of a client, inside one device; `data` must stay valid until it ends.
     void submit(std::uint64_t number, std::uint64_t address, std::uint8_t* data,
                 std::uint64_t bytes, bool write) {
         at(address).client().submit(number, address % options_.capacity, data, bytes, write,
                                     cycle_);
     }
 
-    // The end of a transfer of a client that nobody has been told of.
+    // The oldest end of a client's transfer that was not yet returned.
     std::optional<PeerEnd> ended() {
         for (std::size_t i = 0; i < nodes_.size(); ++i) {
             if (auto end = nodes_[i]->client().ended()) {
@@ -309,7 +309,7 @@ class Pool {
         for (const std::uint64_t until = cycle_ + cycles; cycle_ < until && !faulted();) step();
     }
 
-    // Whether a memory or a checker has found something; what the first of them did.
+    // The fault of a memory or a checker, of the first device that has one; or null.
     const Fault* faulted() const {
         for (const auto& node : nodes_)
             if (node->memory().fault) return &node->memory().fault;
@@ -358,7 +358,7 @@ class Pool {
     std::uint64_t cycle() const { return cycle_; }
 
   private:
-    // Each direction of a link draws from a seed of its own.
+    // Each direction of a link has its own seed.
     link::Options link_options(std::size_t number) const {
         link::Options options = options_.link;
         options.seed += number;
@@ -372,8 +372,8 @@ class Pool {
 
     Node& at(std::uint64_t address) { return *nodes_[address / options_.capacity]; }
 
-    // The link that a port sends on, or receives from; null if it has no peer. Even numbers run from
-    // device i to the next, odd ones back.
+    // The link that a port sends on, or receives from; null without a peer. Even links send from
+    // device i to the next, odd links back.
     Link* link_of(unsigned device, unsigned port, bool sends) {
         const unsigned count = unsigned(nodes_.size());
         const bool up = port == 1;  // towards the next device
@@ -396,7 +396,7 @@ class Pool {
             step();
             d.csr___05Fread = d.csr___05Fwrite = 0;
             if (faulted()) return kFaulted;
-            if (d.csr___05Fack) {  // a register: what it is in the cycle that begins
+            if (d.csr___05Fack) {  // a register's output: that of the next cycle
                 const std::int32_t response = d.csr___05Ferror ? kSlverr : kOkay;
                 if (!write) *word = d.csr___05Fread_data;
                 step();
@@ -478,7 +478,7 @@ class Pool {
     }
 #endif
 
-    struct alignas(64) Sent {  // each is another thread's
+    struct alignas(64) Sent {  // each written by another thread
         Phit phit[kPorts];
         bool valid[kPorts];
     };
@@ -492,7 +492,7 @@ class Pool {
     ThreadPool threads_;
     std::uint64_t cycle_ = 0;
     std::uint64_t moved_at_ = 0;
-    bool begun_ = false;  // a transfer, which the next call goes on with
+    bool begun_ = false;  // a transfer, which the next call continues
 #if VM_TRACE
     std::unique_ptr<VerilatedVcdC> trace_;
 #endif
@@ -534,7 +534,7 @@ void pool_submit(Pool* pool, std::uint64_t number, std::uint64_t address, std::u
     pool->submit(number, address, data, bytes, write != 0);
 }
 
-// The next transfer of a client that has ended; 0 if nobody has to be told of one.
+// The next end of a client's transfer that was not yet returned; 0 if there is none.
 std::int32_t pool_ended(Pool* pool, nearstep::PeerEnd* end) {
     const auto found = pool->ended();
     if (found) *end = *found;
@@ -578,12 +578,12 @@ std::int32_t pool_write(Pool* pool, std::uint64_t address, const std::uint8_t* d
     return pool->write(address, data, bytes);
 }
 
-// As many as there may be from now on, and were given at the beginning.
+// Most threads from now on; no more than when the pool was opened.
 void pool_threads(Pool* pool, std::uint32_t threads) { pool->threads().use(threads); }
 
 void pool_run(Pool* pool, std::uint64_t cycles) { pool->run(cycles); }
 
-// What the status `kFailed` is about; forgets it.
+// Returns and clears the failure behind status `kFailed`.
 void pool_failure(Pool* pool, nearstep::BarFailure* failure) { *failure = pool->failure(); }
 
 void pool_link_fault(Pool* pool, std::uint64_t number, const nearstep::link::FrameFault* fault) {

@@ -1,5 +1,5 @@
-// A ring of Verilated sync cores, each with a memory of its own; between two of them a queue of
-// entries stands in for the link and the buffers at both of its ends.
+// A ring of Verilated sync cores, each with its own memory; a queue of entries between two cores
+// replaces the link and the buffers at both ends.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,7 +17,7 @@ using namespace nearstep;
 namespace {
 
 constexpr unsigned kBeatBytes = 64;
-constexpr std::uint64_t kAfterError = 2000;  // cycles in which other cores go on
+constexpr std::uint64_t kAfterError = 2000;  // cycles that other cores run after an error
 
 struct Job {
     std::uint64_t source, destination;
@@ -71,7 +71,7 @@ class Link {
     bool open_ = false;
 };
 
-// What is packed into the payload of a job, from its lowest bit.
+// Fields of a job's payload, from the lowest bit.
 class Packer {
   public:
     void put(std::uint64_t value, unsigned width) {
@@ -275,8 +275,8 @@ extern "C" void ring_run(void* handle, const Settings* settings, const Job* jobs
     for (auto& core : ring.cores) core->top->job___05Fvalid = 0;
 }
 
-// Halts all cores, waits until their memories are idle, and clears them. The cycles it took; 0 if
-// one did not become idle.
+// Halts all cores, waits until their memories are idle, and clears the cores. Returns the cycles
+// that this took; 0 if a memory did not become idle.
 extern "C" std::uint64_t ring_clear(void* handle, std::uint64_t max_cycles) {
     Ring& ring = *static_cast<Ring*>(handle);
     for (std::uint64_t now = 0; now < max_cycles; ++now) {

@@ -4,8 +4,8 @@
 
 using namespace nearstep::golden;
 
-// `smallest` is the pattern of the least scale. `steps` has, for the upper 16 bits of a quotient,
-// a code in the top byte, another in the next one, and from which lower 16 bits on it is that one.
+// `smallest`: pattern of the least scale. `steps`: for each upper half of a quotient, a code in the
+// top byte, another in the next byte, and the least lower half that has the other code.
 extern "C" void quantize_blockwise(const float* in, std::uint8_t* codes, std::uint32_t* scales,
                                    std::size_t size, std::uint32_t smallest,
                                    const std::uint32_t* steps) {
@@ -17,7 +17,7 @@ extern "C" void quantize_blockwise(const float* in, std::uint8_t* codes, std::ui
     }
 }
 
-// `map` has the values of the codes.
+// `map`: the values of the codes.
 extern "C" void dequantize_blockwise(const std::uint8_t* codes, const float* scales,
                                      float* out, std::size_t size, const float* map) {
     const DefaultEnvironment environment;

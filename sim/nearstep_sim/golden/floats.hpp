@@ -23,7 +23,7 @@ inline std::uint32_t canonical(std::uint32_t bits) {
     return (bits & magnitude) > infinity ? quiet_nan : bits;
 }
 
-// Nobody's flush-to-zero or rounding mode reaches the loop, and the caller's come back after it.
+// Default rounding mode and no flush-to-zero during its life; then the caller's again.
 class DefaultEnvironment {
     std::fenv_t saved_;
 

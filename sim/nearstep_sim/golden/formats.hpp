@@ -5,7 +5,7 @@
 
 namespace nearstep::golden {
 
-// Adds half of the unit at `drop`, less where that unit is even: what is halfway goes to even.
+// Drops the lower `drop` bits, rounded to nearest, ties to even.
 inline std::uint32_t rounded(std::uint32_t bits, int drop) {
     return (bits + ((1u << (drop - 1)) - 1) + (bits >> drop & 1)) >> drop;
 }
@@ -13,7 +13,7 @@ inline std::uint32_t rounded(std::uint32_t bits, int drop) {
 // NaNs keep their payload; `canonical` makes them the default one.
 inline float widen_bf16(std::uint32_t word) { return as_float(word << 16); }
 
-// Of a NaN, the default one alone remains a NaN.
+// NaNs must be canonical: others could be rounded to infinity or zero.
 inline std::uint32_t narrow_bf16(float value) { return rounded(as_bits(value), 16); }
 
 // The same, rounded up if the lower half of the number is not below 2^16 less 16 random bits.

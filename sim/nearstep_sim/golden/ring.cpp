@@ -1,4 +1,4 @@
-// The sum of a ring's tensors in binary32, every element in the order in which it travels.
+// The sum of a ring's tensors in binary32, with the ring's order of additions for every element.
 
 #include <algorithm>
 #include <bit>
@@ -17,7 +17,7 @@ namespace {
 constexpr std::uint32_t magnitude = 0x7FFFFFFFu;
 constexpr std::uint32_t infinity = 0x7F800000u;
 constexpr std::uint32_t quiet_nan = 0x7FC00000u;
-constexpr std::size_t block = 512;  // elements whose sums stay in the first cache
+constexpr std::size_t block = 512;  // elements whose sums fit the first cache
 constexpr std::size_t lanes = nearstep::line_bytes / sizeof(float);
 
 void add(float* __restrict sums, const float* __restrict more, std::size_t size) {
@@ -32,7 +32,7 @@ void scale_all(float* sums, float scale, std::size_t size) {
     }
 }
 
-// Any NaN becomes the default one: as an operand it stays a NaN, so once at the end is enough.
+// Makes NaNs canonical. Once at the end is enough: a sum with a NaN operand is a NaN.
 void make_canonical(float* sums, std::size_t size) {
     for (std::size_t i = 0; i < size; ++i) {
         const std::uint32_t bits = std::bit_cast<std::uint32_t>(sums[i]);
@@ -48,7 +48,7 @@ void put(float* out, const float* in, std::size_t size) {
     std::memcpy(out + i, in + i, (size - i) * sizeof(*in));
 }
 
-// What ring_sum is given.
+// The arguments of ring_sum.
 struct Sum {
     const float* const* tensors;
     std::size_t members, elements, entry, rest, first;
@@ -102,7 +102,7 @@ extern "C" void ring_sum(
             helpers.emplace_back(sum_range, std::cref(sum), end - share, end);
         }
     } catch (const std::system_error&) {
-        // No more threads: the rest is summed here.
+        // No thread could be started: the rest is summed here.
     }
     sum_range(sum, first, end);
     for (std::thread& helper : helpers) {

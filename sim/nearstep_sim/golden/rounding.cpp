@@ -12,11 +12,11 @@ extern "C" void narrow_bf16_stochastically(const float* in, std::uint16_t* out,
                                            std::uint32_t stream, std::uint64_t index,
                                            std::uint64_t within, std::uint64_t block,
                                            std::uint64_t skip) {
-    constexpr std::size_t calls = 256;  // whose words stay in the first cache
+    constexpr std::size_t calls = 256;  // whose words fit the first cache
     const DrawKey key(seed, step);
     alignas(64) std::uint32_t words[2 * calls];
     while (size > 0) {
-        // Neighbours in the index, of as many calls as are made together.
+        // Elements with consecutive indices, of at most `calls` calls.
         const std::size_t before = index % call_elements;
         const std::uint64_t left = block - within % block;
         const std::size_t part = static_cast<std::size_t>(std::min<std::uint64_t>(

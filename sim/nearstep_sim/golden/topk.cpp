@@ -16,13 +16,13 @@
 namespace {
 
 constexpr std::uint32_t magnitude = 0x7FFFFFFFu;
-constexpr std::uint32_t nothing = 0x80000000u;  // -0: added to a number it changes no bit of it
-constexpr std::size_t sampled = 64;  // of so many elements one is looked at first
+constexpr std::uint32_t nothing = 0x80000000u;  // -0: x + -0 has the bits of x
+constexpr std::size_t sampled = 64;  // distance between elements of a sample
 constexpr std::size_t lanes = 16;
-constexpr std::size_t chunk = 256;  // elements whose sums stay in the first cache
+constexpr std::size_t chunk = 256;  // elements whose sums fit the first cache
 
-// The count-th largest of keys from `least` on, below 2^31, bit by bit from the highest that they
-// differ in; 0 < count <= size.
+// The count-th largest of keys in [least, 2^31), bit by bit from the highest bit in which keys
+// differ; 0 < count <= size.
 std::uint32_t nth_largest(
     const std::uint32_t* keys, std::size_t size, std::size_t count, std::uint32_t least) {
     std::uint32_t most = least;
@@ -38,7 +38,7 @@ std::uint32_t nth_largest(
             reach += keys[i] >= tried ? 1u : 0u;
         }
         found = reach >= count ? tried : found;
-        if (reach == count) {  // it is the least of them
+        if (reach == count) {  // the least key that reaches `tried`
             std::uint32_t fewest = most;
             for (std::size_t i = 0; i < size; ++i) {
                 fewest = keys[i] >= tried && keys[i] < fewest ? keys[i] : fewest;
@@ -55,7 +55,7 @@ struct Candidates {
     std::vector<std::uint32_t> places;
     std::size_t size = 0;
 
-    // Of a block of `most` elements; a whole vector is stored behind the last.
+    // Allocates for a block of `most` elements, and for whole vectors stored from the last one on.
     void reserve(std::size_t most) {
         if (bits.size() < most + lanes) {
             bits.resize(most + lanes);
@@ -100,7 +100,7 @@ std::uint32_t plus(std::uint32_t one, std::uint32_t other) {
     return std::bit_cast<std::uint32_t>(std::bit_cast<float>(one) + std::bit_cast<float>(other));
 }
 
-// A block: what is given, with what is left of the step before, if there is something.
+// A block of the gradient, plus the residual of the step before if `before` is not null.
 struct Block {
     const std::uint32_t* given;
     const std::uint32_t* before;
@@ -110,7 +110,7 @@ struct Block {
         return before == nullptr ? given[place] : plus(before[place], given[place]);
     }
 
-    // Elements from `start` on: where they are, or in `sums`, which has room for them.
+    // Elements from `start` on: of the gradient, or summed in `sums`, which has `length` elements.
     const std::uint32_t* part(std::size_t start, std::size_t length, std::uint32_t* sums) const {
         if (before == nullptr) {
             return given + start;
@@ -123,7 +123,7 @@ struct Block {
         return sums;
     }
 
-    // A key that more than `count` of the elements reach, unless a sample says little of the rest.
+    // A key that probably `count` elements or more reach, from a sample; 0 if it is too small.
     std::uint32_t guess(std::size_t count, Candidates& room) const {
         std::size_t taken = 0;
         for (std::size_t i = 0; i < size; i += sampled) {
@@ -133,7 +133,7 @@ struct Block {
         return rank < taken / 2 ? nth_largest(room.keys.data(), taken, rank, 0) : 0;
     }
 
-    // Elements that reach a key; all go to `rest`, if it is given.
+    // Collects elements that reach `least`; writes all elements to `rest` unless null.
     void collect_all(std::uint32_t least, std::uint32_t* rest, Candidates& out) const {
         alignas(nearstep::line_bytes) std::uint32_t sums[chunk];
         out.size = 0;
@@ -157,18 +157,18 @@ struct Block {
     }
 };
 
-// Takes blocks one after the other. Which elements are kept depends on no guess: where fewer than
-// enough reach one, the block is gone through again.
+// Takes blocks in order. The result depends on no guess: if fewer than `count` elements reach the
+// guessed key, the block is read again with a lower key.
 class Taker {
     Candidates& found_;
-    std::uint32_t least_ = 0;  // of those that were kept of the block before
-    std::uint32_t margin_ = 0;  // below it candidates of the next one begin; 0: nothing is known
+    std::uint32_t least_ = 0;  // least key taken of the block before
+    std::uint32_t margin_ = 0;  // how far the next block's first key is below `least_`; 0: unknown
 
   public:
     explicit Taker(Candidates& room) : found_(room) {}
 
-    // Of the `count` elements of largest magnitude of a block, ascending, the places and values; of
-    // equal ones the first. NaN is above infinity. 0 < count <= size < 2^32.
+    // Places, ascending, and values of the `count` elements of largest magnitude of a block; of
+    // equal magnitudes the first. NaN is above infinity. 0 < count <= size < 2^32.
     void take(
         const Block& block, std::size_t count, std::uint32_t* rest, std::uint32_t* places,
         std::uint32_t* values) {
@@ -204,7 +204,7 @@ class Taker {
         for (std::size_t i = 0; i < found_.size; ++i) {
             reach += found_.keys[i] >= least_ ? 1u : 0u;
         }
-        std::size_t last = found_.size;  // element from which on equal ones are not kept
+        std::size_t last = found_.size;  // from here on, keys equal to `least_` are dropped
         for (std::size_t surplus = reach - count; surplus != 0;) {
             surplus -= found_.keys[--last] == least_ ? 1u : 0u;
         }
@@ -218,10 +218,10 @@ class Taker {
 
 }  // namespace
 
-// Of each block of an array the `count` elements of largest magnitude, of the last, shorter one
-// `last_count`: their positions in the array, ascending, and values. The array is `gradient`, or,
-// where `rest` is given, `residual`, if there is one, plus `gradient`; it goes to `rest`, with -0
-// for the elements that were found.
+// Positions, ascending, and values of the `count` elements of largest magnitude of each block of an
+// array, `last_count` of a shorter last block. The array is `gradient`; if neither `rest` nor
+// `residual` is null, `residual` plus `gradient`. Unless null, `rest` gets the array with -0 for
+// the elements found.
 extern "C" void topk_take(
     const std::uint32_t* gradient, const std::uint32_t* residual, std::uint32_t* rest,
     std::size_t size, std::size_t block, std::size_t count, std::size_t last_count,

@@ -6,9 +6,9 @@
 // four bytes, whose first and last can be enabled in part. Each request is one burst. A read is not
 // issued before every posted write was answered.
 //
-// Requests of DMA engines come by the same port: those of a peer, the drive of the card, and the
-// host's own. Their writes have an ID each, their reads some of the tags. What the host's processor
-// asks for is first, then what the drive does; they have no order against each other.
+// Two DMA engines use the same port: that of a peer, the card's drive, and that of the host. Each
+// engine has one ID for writes, and shares the tags for reads. Requests of the host's processor are
+// issued first, then the drive's; requests of different sources are not ordered.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +45,7 @@ class BarHost {
     static constexpr std::size_t kPosted = 32;  // writes, as the endpoint has under way
     static constexpr unsigned kHost = 0, kPeer = 1, kDma = 2;  // IDs of writes
 
-    // `peer`, if there is one, stays where it is.
+    // `peer`, if not null, must outlive this.
     BarHost(unsigned beat_bytes, BarLimits limits, PeerDma* peer = nullptr)
         : beat_(beat_bytes), limits_(limits), peer_(peer) {
         while ((1u << size_) < beat_bytes) ++size_;
@@ -65,8 +65,8 @@ class BarHost {
         failure = {};
     }
 
-    // The rest of a transfer is not wanted, and its data are the caller's again. What the device was
-    // promised it still gets; what it still gives goes nowhere.
+    // Drops the rest of a transfer, whose buffer is not used any more: writes already issued
+    // continue from a copy, and data of reads already issued are dropped.
     void abandon() {
         write_end_ = write_at_;
         read_end_ = read_at_;
@@ -78,51 +78,51 @@ class BarHost {
         for (Read& read : tags_) read.dropped |= read.queue == nullptr;
     }
 
-    // Begins a write of bytes that stay where they are until it is no longer `sending`.
+    // Begins a write; `data` must stay valid while `sending`.
     void write(std::uint64_t address, const std::uint8_t* data, std::uint64_t bytes) {
         write_base_ = write_at_ = address;
         write_end_ = address + bytes;
         source_ = data;
     }
 
-    // Begins a read. Bytes that were answered with an error stay as they are in `out`.
+    // Begins a read. Beats answered with an error leave `out` unchanged.
     void read(std::uint64_t address, std::uint8_t* out, std::uint64_t bytes) {
         read_base_ = read_at_ = address;
         read_end_ = address + bytes;
         sink_ = out;
     }
 
-    // Data of a write have to be handed over.
+    // Whether data of a write were not yet sent.
     bool sending() const {
         return write_at_ < write_end_ || host_bursts_ != 0 || (pins_.wvalid && beat_is_host_);
     }
-    // Writes have to be answered.
+    // Whether writes were not yet answered.
     bool posted() const { return !unanswered_[kHost].empty(); }
-    // A read has to be answered.
+    // Whether a read was not yet answered.
     bool reading() const {
         return read_at_ < read_end_ ||
                std::any_of(tags_.begin(), tags_.end(),
                            [](const Read& read) { return read.used && read.queue == nullptr; });
     }
-    // A request of a DMA engine has to be answered.
+    // Whether a request of a DMA engine was not yet answered.
     bool serves_dma() const {
         return !unanswered_[kPeer].empty() || !unanswered_[kDma].empty() ||
                std::any_of(tags_.begin(), tags_.end(),
                            [](const Read& read) { return read.used && read.queue != nullptr; });
     }
 
-    // A read with this ID has to be answered.
+    // Whether a read with this ID is outstanding.
     bool expects(unsigned id) const { return id < kTags && tags_[id].used; }
-    // So has a write.
+    // Whether a write with this ID is outstanding.
     bool expects_response(unsigned id) const { return id <= kDma && !unanswered_[id].empty(); }
 
-    // Tags, as bits, that the peer has.
+    // Bit mask of the tags that the peer uses.
     std::uint32_t peer_tags() const { return peer_tags_; }
 
     const ManagerPins& pins() const { return pins_; }
 
-    // The clock edge that ends a cycle in which the device drove `device`. True if it moved anything
-    // of the host's.
+    // The clock edge that ends a cycle in which the device drove `device`. True if a transfer of
+    // the host's processor advanced.
     bool tick(const SubordinatePins& device) {
         bool moved = false;
         if (pins_.aw.valid && device.awready) {
@@ -149,7 +149,7 @@ class BarHost {
         return moved;
     }
 
-    // What of the host's is outstanding is given up.
+    // Records a timeout of the processor's outstanding accesses.
     void time_out() {
         if (sending() || posted())
             fail(kTimedOut, true, posted() ? unanswered_[kHost].front().at : write_at_);
@@ -158,7 +158,7 @@ class BarHost {
                 if (read.used && read.queue == nullptr) fail(kTimedOut, false, read.at);
     }
 
-    // A register access, which is a request of its own.
+    // Counts a register access, which is one request.
     void count_register(bool write) {
         if (write) {
             ++counters.write_tlps;
@@ -171,13 +171,13 @@ class BarHost {
     }
 
     BarCounters counters;
-    BarCounters peer_counters;  // what is to and from the peer
-    BarFailure failure;         // the host's first since it was cleared
+    BarCounters peer_counters;  // of the peer's requests
+    BarFailure failure;         // the processor's first since the last clear
 
   private:
     // `queue` and `number` are those of a DMA engine's transfer; the processor's have none.
     struct Burst {
-        std::uint64_t at, end;  // bytes that are to be sent
+        std::uint64_t at, end;  // bytes not yet sent
         const std::uint8_t* data;
         PeerQueue* queue;
         std::uint64_t number;
@@ -188,8 +188,8 @@ class BarHost {
         std::uint64_t number;
     };
     struct Read {
-        std::uint64_t at, end, beat;  // bytes of the request, and the beat that comes next
-        std::uint8_t* data;           // where those from `at` go
+        std::uint64_t at, end, beat;  // bytes of the request, and the next beat
+        std::uint8_t* data;           // destination of the bytes from `at` on
         PeerQueue* queue;
         std::uint64_t number;
         bool used, failed, dropped;
@@ -256,7 +256,7 @@ class BarHost {
         if (beat_is_host_ || burst.queue->wants(burst.number)) {
             for (std::uint64_t at = burst.at; at < end; ++at) pins_.wstrb |= 1ull << (at - beat);
             std::copy_n(burst.data, end - burst.at, pins_.wdata.begin() + (burst.at - beat));
-        }  // else its bytes are the caller's again, and the beat writes nothing
+        }  // else the transfer was dropped: the beat has no strobe
         burst.data += end - burst.at;
         burst.at = end;
         if (pins_.wlast) {
@@ -332,7 +332,7 @@ class BarHost {
         BarCounters& count = peer_tags_ >> device.rid & 1 ? peer_counters : counters;
         const std::uint64_t first = read.at / limits_.payload;
         if (read.failed) {
-            ++count.completion_tlps;  // says so, and has no data
+            ++count.completion_tlps;  // a completion without data
         } else {
             count.completion_tlps += (read.end - 1) / limits_.payload - first + 1;
             count.completion_bytes += kWord * words(read.at, read.end);
@@ -341,7 +341,7 @@ class BarHost {
         if (read.queue != nullptr) read.queue->answer(read.number, read.at);
     }
 
-    // The end of a request that begins at `at` and is followed by others up to `end`.
+    // The end of the first request of those for [at, end).
     static std::uint64_t cut(std::uint64_t at, std::uint64_t end, std::uint64_t most) {
         return std::min(end, at / most * most + most);
     }
@@ -360,7 +360,7 @@ class BarHost {
     std::array<std::deque<Posted>, 3> unanswered_;  // posted writes by ID, oldest first
     std::array<Read, kTags> tags_{};
     std::size_t host_bursts_ = 0;    // of `bursts_`
-    bool beat_is_host_ = true;       // whose beat W has
+    bool beat_is_host_ = true;       // of the beat on W
     std::uint32_t peer_tags_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Copies and comparisons of memory that no cache holds.
+// Copies and comparisons of memory larger than the caches.
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-// Copies to memory that no cache holds.
+// Copies that bypass the caches.
 
 #pragma once
 
@@ -15,13 +15,13 @@ namespace nearstep {
 constexpr std::size_t line_bytes = 64;
 constexpr std::size_t ahead_bytes = 4096;
 
-// Whether a whole line of the cache is put there: parts of two take longer.
+// Whether a store of 64 bytes to `out` is one whole cache line.
 inline bool takes_lines(const void* out) {
     return reinterpret_cast<std::uintptr_t>(out) % line_bytes == 0;
 }
 
-// 64 bytes, without reading what is overwritten: a third less to move than by a copy. Others see
-// them after finish_puts().
+// Stores 64 bytes; a whole cache line bypasses the caches, so memory is not read first. The bytes
+// are visible to other threads after finish_puts().
 inline void put_line(void* out, const void* in) {
 #if defined(__SSE2__)
     if (takes_lines(out)) {

@@ -1,4 +1,4 @@
-// What the kernel may do with each line of a large memory; pieces are allocated as they are used.
+// State of each line of a large memory: what the kernel may access. Pieces are allocated on use.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What an emulated memory is to the simulation: a clocked AXI4 subordinate.
+// Interface of an emulated memory: a clocked AXI4 subordinate.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct MemoryCounters {
     std::uint64_t read_beats = 0, write_beats = 0, turnarounds = 0;
 };
 
-// A model computes its pins for a cycle from what it knew before that cycle: nothing that it drives
-// depends within a cycle on what the manager drives.
+// A model computes its pins for a cycle from its state before the cycle: they do not depend on the
+// pins that the manager drives in the same cycle.
 class Memory {
   public:
     virtual ~Memory() = default;
@@ -26,7 +26,7 @@ class Memory {
     virtual const SubordinatePins& pins() const = 0;
     // The clock edge that ends the current cycle, in which the manager drove `manager`.
     virtual void tick(const ManagerPins& manager) = 0;
-    // Forgets every outstanding access. The contents stay.
+    // Drops every outstanding access. The contents are kept.
     virtual void reset() = 0;
 
     Injections injections;

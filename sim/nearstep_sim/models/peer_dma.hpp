@@ -1,10 +1,10 @@
 // Transfers of DMA engines to and from the memory of a card, its drive's and the host's, cut into
 // requests of the link that the port of a memory BAR carries out: see bar_host.hpp.
 //
-// Each direction is a queue of its own: requests in the order of submission, as many outstanding as
-// the port lets it have. A direction can have a rate: the request that ends with byte n of a transfer
-// is due when the drive has moved n bytes since the transfer's latency was over, or since the one
-// before it gave it the drive. All of this is in integers: bytes times the clock's hertz.
+// Each direction has a queue: requests in order of submission, as many outstanding as the port
+// allows. A direction can have a rate: the request that ends with byte n of a transfer is due when
+// the drive can have moved n bytes since the later of the end of the transfer's latency and the end
+// of the transfer before. Arithmetic is in integers: bytes times the clock's hertz.
 #pragma once
 
 #include <algorithm>
@@ -42,15 +42,15 @@ struct PeerRequest {
 
 class PeerQueue {
   public:
-    // What a drive goes ahead while the port has no turn for it: a command of usual size.
+    // Most bytes that a drive buffers while the port serves other requests: a usual command.
     static constexpr std::uint64_t kBuffered = 128 << 10;
-    static constexpr std::uint64_t kCycles = 1 << 18;  // without an answer: it will not come
+    static constexpr std::uint64_t kCycles = 1 << 18;  // without an answer: a timeout
 
     PeerQueue(bool write, std::uint64_t most, std::uint64_t hz, std::uint64_t rate,
               std::uint64_t latency, std::deque<PeerEnd>& ended)
         : write_(write), most_(most), hz_(hz), rate_(rate), latency_(latency), ended_(ended) {}
 
-    // Numbers ascend. The bytes, of which there are some, stay where they are until the end.
+    // Numbers ascend. `bytes` is not 0; `data` must stay valid until the transfer ends.
     void submit(std::uint64_t number, std::uint64_t address, std::uint8_t* data,
                 std::uint64_t bytes, std::uint64_t now) {
         transfers_.push_back(
@@ -59,7 +59,7 @@ class PeerQueue {
         if (transfers_.size() == 1) moved_at_ = now;
     }
 
-    // A cycle has passed; `now` are all.
+    // Ends a cycle; `now`: cycles so far.
     void pass(std::uint64_t now) {
         now_ = now;
         if (transfers_.empty()) return;
@@ -78,7 +78,7 @@ class PeerQueue {
         }
     }
 
-    // The request that may be issued now.
+    // The request that can be issued now.
     std::optional<PeerRequest> due() const {
         const Transfer* next = issuing();
         if (next == nullptr || now_ < next->ready) return {};
@@ -96,7 +96,7 @@ class PeerQueue {
         moved_at_ = now_;
     }
 
-    // Nobody has given up the transfer: its bytes may be touched.
+    // Whether the transfer has not ended: its data may be accessed.
     bool wants(std::uint64_t number) const { return find(number) != transfers_.size(); }
 
     // A part of a request was answered with an error.
@@ -157,7 +157,7 @@ class PeerQueue {
     std::deque<PeerEnd>& ended_;
     std::deque<Transfer> transfers_;
     std::size_t issuing_ = 0;   // the first transfer with requests to issue
-    std::uint64_t credit_ = 0;  // bytes that the drive is ahead, times hertz
+    std::uint64_t credit_ = 0;  // unused bytes of the drive, times hertz
     std::uint64_t now_ = 0, moved_at_ = 0;
 };
 
@@ -181,7 +181,7 @@ class PeerDma {
         for (PeerQueue* queue : queues()) queue->give_up();
     }
 
-    // The first end that nobody has been told of.
+    // The oldest end that was not yet returned.
     std::optional<PeerEnd> ended() {
         if (ended_.empty()) return {};
         const PeerEnd end = ended_.front();
@@ -194,12 +194,12 @@ class PeerDma {
     std::uint64_t count() const { return told_ + ended_.size(); }
 
     PeerQueue writes, reads;            // the drive's
-    PeerQueue host_writes, host_reads;  // the host's; nothing paces them
+    PeerQueue host_writes, host_reads;  // the host's, without a rate
 
   private:
     std::array<PeerQueue*, 4> queues() { return {&writes, &reads, &host_writes, &host_reads}; }
 
-    std::deque<PeerEnd> ended_;  // and not told
+    std::deque<PeerEnd> ended_;  // not yet returned
     std::uint64_t told_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Contents of the emulated memory, and the state of each of its lines; both arrays are the host's.
+// Contents and line states of the emulated memory; the host owns both arrays.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ class Store {
     unsigned beat_bytes() const { return beat_bytes_; }
 
     // Copies a beat to `out`, or makes a fault: out of range, a guard, or never written. The host
-    // may read every line that there is.
+    // may read every line.
     void read(std::uint64_t address, Beat& out, Fault& fault, std::uint64_t now,
               bool host = false) const {
         if (address + beat_bytes_ > capacity_)
@@ -34,8 +34,8 @@ class Store {
         std::memcpy(out.data(), data_ + address, beat_bytes_);
     }
 
-    // Writes the bytes of a beat that have a strobe, or makes a fault. No strobe is no access. What
-    // the host writes is no guard any more.
+    // Writes the bytes of a beat that have a strobe, or makes a fault. Without a strobe nothing is
+    // accessed. Lines written by the host cease to be guards.
     void write(std::uint64_t address, const Beat& beat, std::uint64_t strobes, Fault& fault,
                std::uint64_t now, bool host = false) {
         const std::uint64_t all = beat_bytes_ == 64 ? ~0ull : (1ull << beat_bytes_) - 1;

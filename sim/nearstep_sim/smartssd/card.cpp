@@ -1,5 +1,5 @@
-// A SmartSSD card in this process: the Verilated card shell behind its two BARs. The host reaches
-// registers and memory through requests of the link only, in device cycles; so does its drive memory.
+// A SmartSSD card in this process: the Verilated card shell behind its two BARs. Host and
+// drive access registers and memory only by requests of the link, in device cycles.
 
 #include "smartssd/card_device.hpp"
 
@@ -62,14 +62,14 @@ class Card final : public HostedCard<BarHost> {
         reset_shell();
     }
 
-    // The answer to the register access that the port shows.
+    // Waits for the answer to the register access on the port.
     std::int32_t acknowledged(std::uint32_t* word) {
         auto& port = shell();
         for (const std::uint64_t limit = cycle() + kRegisterCycles; cycle() < limit;) {
             step();
             port.csr___05Fread = port.csr___05Fwrite = 0;
             if (memory().fault) return kFaulted;
-            if (port.csr___05Fack) {  // a register: what it is in the cycle that begins
+            if (port.csr___05Fack) {  // a register's output: that of the next cycle
                 const std::int32_t response = port.csr___05Ferror ? kSlverr : kOkay;
                 *word = port.csr___05Fread_data;
                 step();

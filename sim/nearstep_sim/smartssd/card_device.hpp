@@ -1,5 +1,5 @@
-// What every simulated card has, whatever is between its registers, its memory and the host: accesses
-// that take cycles, transfers of its drive and of the host's engine, and the functions that Python calls.
+// Common to all simulated cards: accesses that take cycles, transfers of the drive and of the
+// host's DMA engine, and the functions that Python calls.
 #pragma once
 
 #include <algorithm>
@@ -12,26 +12,26 @@
 namespace nearstep {
 
 constexpr std::uint64_t kPollInterval = 4096;     // cycles between looks at a register in a wait
-constexpr std::uint64_t kBarCycles = 1 << 18;     // a BAR that moves nothing for so long has hung
-constexpr std::uint64_t kDrainCycles = 1 << 12;   // what a reset gives requests to be answered
+constexpr std::uint64_t kBarCycles = 1 << 18;     // a BAR without progress for longer has hung
+constexpr std::uint64_t kDrainCycles = 1 << 12;   // most cycles for answers before a reset
 
 class CardDevice : public ShellDevice {
   public:
     CardDevice(const Options& options, const BarLimits& limits, const PeerPacing& pacing)
         : ShellDevice(options), peer_(limits.payload, limits.request, pacing) {}
 
-    // Ends when the card has taken the data; `flush` tells whether it got them to memory.
+    // Ends when the card has taken the data; `flush` reports whether memory has.
     virtual std::int32_t write(std::uint64_t address, const std::uint8_t* data,
                                std::uint64_t bytes) = 0;
     virtual std::int32_t read(std::uint64_t address, std::uint8_t* out, std::uint64_t bytes) = 0;
-    // Every posted write is answered.
+    // Waits until every posted write is answered.
     virtual std::int32_t flush() = 0;
     // The first failure since the last call.
     virtual BarFailure failure() = 0;
     virtual const BarCounters& counters() const = 0;
     virtual const BarCounters& peer_counters() const = 0;
 
-    // As `wait`, but the end of a transfer of the drive ends it, too.
+    // As `wait`, but also ends with a transfer of the drive.
     std::int32_t advance(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
         ended_ = peer_.count();
         advancing_ = true;
@@ -61,7 +61,7 @@ class CardDevice : public ShellDevice {
     std::uint64_t ended_ = 0;  // transfers of the drive, before `advance`
 };
 
-// `Host` is `BarHost`, or has its functions.
+// `Host`: `BarHost`, or a class with the same functions.
 template <class Host>
 class HostedCard : public CardDevice {
   public:
@@ -99,7 +99,7 @@ class HostedCard : public CardDevice {
   protected:
     virtual void reset_card() = 0;
 
-    // Runs while there is something to do, or until the end of a slice.
+    // Runs while `busy`, at most to the end of a slice.
     template <class Busy>
     std::int32_t run(Busy busy) {
         if (memory().fault) return kFaulted;
@@ -122,12 +122,12 @@ class HostedCard : public CardDevice {
         return kDone;
     }
 
-    // As `status`, unless something of the host's has failed.
+    // `status`, or `kFailed` if an access of the host has failed.
     std::int32_t unless_failed(std::int32_t status) const {
         return status == kDone && host_.failure.response != kOkay ? kFailed : status;
     }
 
-    // Nothing is under way.
+    // Drops all outstanding accesses.
     void forget() {
         host_.reset();
         hung_ = begun_ = waiting_ = false;
@@ -136,8 +136,8 @@ class HostedCard : public CardDevice {
     Host host_;
     std::uint64_t moved_at_ = 0;
     bool hung_ = false;
-    bool begun_ = false;    // a transfer, which the next call goes on with
-    bool waiting_ = false;  // for something to move, since `moved_at_` and over calls
+    bool begun_ = false;    // a transfer, which the next call continues
+    bool waiting_ = false;  // for progress, since `moved_at_`, over several calls
 };
 
 }  // namespace nearstep
@@ -158,7 +158,7 @@ std::int32_t card_flush(nearstep::ShellDevice* device) {
     return static_cast<nearstep::CardDevice*>(device)->flush();
 }
 
-// What the status `kFailed` is about; forgets it.
+// Returns and clears the failure behind status `kFailed`.
 void card_failure(nearstep::ShellDevice* device, nearstep::BarFailure* failure) {
     *failure = static_cast<nearstep::CardDevice*>(device)->failure();
 }
@@ -184,7 +184,7 @@ void card_submit_read(nearstep::ShellDevice* device, std::uint64_t number, std::
     (host ? peer.host_reads : peer.reads).submit(number, address, out, bytes, device->cycle());
 }
 
-// The next of these transfers that has ended; 0 if nobody has to be told of one.
+// The oldest end of these transfers not yet returned; 0 if there is none.
 std::int32_t card_peer_ended(nearstep::ShellDevice* device, nearstep::PeerEnd* end) {
     const auto found = static_cast<nearstep::CardDevice*>(device)->peer().ended();
     if (found) *end = *found;

@@ -1,5 +1,5 @@
 // A SmartSSD card in this process, as it is shipped: the Verilated top with its PCIe endpoint and its
-// functional units. Host and drive reach registers and memory with packets of the link only.
+// functional units. Host and drive access registers and memory only by packets of the link.
 
 #include "models/pcie/host.hpp"
 #include "smartssd/card_device.hpp"
@@ -33,7 +33,7 @@ class PcieCard final : public HostedCard<PcieHost> {
 
     std::int32_t write_register(std::uint64_t address, std::uint32_t value) override {
         if (!begun_) {
-            flushing_ = host_.posted();  // nothing is started with data that did not get there
+            flushing_ = host_.posted();  // a run must not start before its data are in memory
             flushing_ ? host_.flush() : begin(address, value);
         }
         if (const auto status = access(); status != kDone) return status;
@@ -76,8 +76,8 @@ class PcieCard final : public HostedCard<PcieHost> {
     }
     PcieCounters pcie_counters() const { return host_.shown(); }
 
-    // Outputs of the endpoint: posted requests that were dropped, writes that failed, completions that
-    // say so.
+    // Counters of the endpoint: dropped posted requests, failed writes, and completions with an
+    // error status.
     void endpoint_counters(std::uint32_t* dropped, std::uint32_t* writes, std::uint32_t* reads) {
         *dropped = shell().o_dropped;
         *writes = shell().o_failed_writes;
@@ -90,7 +90,7 @@ class PcieCard final : public HostedCard<PcieHost> {
         host_.write_register(address, value);
     }
 
-    // Writes of registers that were an error: of all writes that were, less those of memory.
+    // Number of failed register writes: all failed writes less those of memory.
     std::uint64_t refused() { return shell().o_failed_writes - host_.failed_writes(); }
 
     // Waits for the accesses of BAR 0 that the host makes.
@@ -182,11 +182,11 @@ class PcieCard final : public HostedCard<PcieHost> {
     }
 
     std::uint32_t host_ids_;
-    unsigned max_payload_ = 0;  // as the block codes it
+    unsigned max_payload_ = 0;  // in the block's code
     CcPins cc_;
     HostBursts bursts_;
     std::uint64_t refused_before_ = 0;
-    std::uint64_t asked_ = 0;  // register that is being read
+    std::uint64_t asked_ = 0;  // address of the register being read
     bool flushing_ = false;    // before the write of a register
 };
 

@@ -1,4 +1,4 @@
-// The memory models and the AXI checker by themselves, for their tests.
+// The memory models and the AXI checker alone, for their tests.
 
 #include <algorithm>
 
@@ -29,7 +29,7 @@ struct Report {
     std::uint64_t sum;  // of all bytes read
 };
 
-// A manager that always has the next address and the next beat ready, and takes every answer.
+// A manager whose next address and next beat are always valid, and which takes every answer.
 Report run(const Traffic& t, Fault& fault) {
     PortMemory memory(Store(t.data, t.state, t.capacity, t.beat_bytes),
                       {t.half_duplex != 0, t.latency, t.stall, t.seed});

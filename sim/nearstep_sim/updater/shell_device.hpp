@@ -1,9 +1,9 @@
-// What every device of one Verilated shell has: its functional units, a memory behind `m_axi`, and
-// waits. Registers are reached in ways of their own.
+// Common to all devices of one Verilated shell: functional units, a memory behind `m_axi`, and
+// waits. Register accesses depend on the device.
 //
-// In each cycle the shell is settled with what memory, host and units drive; the units are clocked
-// if the shell enables them, with what it drives them with; then the shell is clocked, still with
-// the outputs that the units had before. Units that are not enabled are not evaluated.
+// In each cycle the shell is settled with the pins of memory, host and units; the units are clocked
+// if the shell enables them, with the shell's outputs; then the shell is clocked, with the units'
+// outputs before their clock. Units that are not enabled are not evaluated.
 //
 // `design.hpp`, generated, gives the constants of the configuration, and the copies between ports.
 #pragma once
@@ -22,12 +22,12 @@
 namespace nearstep {
 
 constexpr unsigned kResetCycles = 6;
-// A call gives back the processor after so many cycles, so that the caller can see signals.
+// A call returns after so many cycles, so that the caller can handle signals.
 constexpr std::uint64_t kSliceCycles = 4096;
 constexpr std::uint64_t kForever = ~std::uint64_t{0};
 
-// Of every command: 0 to 3 is a register response or done, below 0 see here. After `kMore` the same
-// call, of a wait with the cycles that are left, goes on where it was; or `abandon` is called.
+// Of every command: 0 to 3 is a register response or done; below 0, one of these. After `kMore` the
+// same call continues, a wait with the cycles left; or `abandon` is called.
 enum Status : std::int32_t {
     kDone = 0, kTimeout = -1, kFaulted = -2, kHung = -3, kFailed = -4, kMore = -5
 };
@@ -79,13 +79,13 @@ class ShellDevice {
     }
 
     virtual void reset() = 0;
-    // A call that returned `kMore` is not gone on with: its data are the caller's again.
+    // Drops a call that returned `kMore`, whose data are not accessed any more.
     virtual void abandon() {}
     virtual std::int32_t read_register(std::uint64_t address, std::uint32_t* value) = 0;
     virtual std::int32_t write_register(std::uint64_t address, std::uint32_t value) = 0;
 
-    // Looks at the registers in turn until one of them is as wanted. A register that answers with an
-    // error is not.
+    // Reads the registers in turn until one poll holds. The poll of a register that answers with an
+    // error does not hold.
     std::int32_t wait(const Poll* polls, std::size_t count, std::uint64_t max_cycles) {
         const std::uint64_t limit = cycle_ + std::min(max_cycles, kForever - cycle_);
         const std::uint64_t slice = cycle_ + kSliceCycles;
@@ -108,12 +108,12 @@ class ShellDevice {
     PortMemory& memory() { return memory_; }
 
   protected:
-    // Between two looks at the registers: cycles up to `limit`, until a fault or what is of interest.
+    // Runs between two polls: up to cycle `limit`, a fault, or an event that ends the wait.
     virtual void sleep(std::uint64_t limit) = 0;
-    // Something has ended that ends a wait, besides what registers show.
+    // Whether an event other than a register ends a wait.
     virtual bool woken() const { return false; }
 
-    // Nothing is outstanding at the memory and in the units. The ports of the host are quiet.
+    // Resets shell, memory and units. The ports of the host must be idle.
     void reset_shell() {
         memory_.reset();
         checker_.reset();
@@ -121,7 +121,7 @@ class ShellDevice {
         rest_manager(shell);
         shell.fu___05Fo_valid = 0;
         for (unsigned i = 0; i < kResetCycles; ++i) {
-            shell.rst = i < kResetCycles - 2;  // the shell's own reset can be a cycle or two behind
+            shell.rst = i < kResetCycles - 2;  // the shell can delay its reset by two cycles
             shell.clk = 0;
             design::rest_pairs(shell);
             shell.eval();
@@ -135,7 +135,7 @@ class ShellDevice {
         units_->reset(shell);
     }
 
-    // Everything that the shell sees in this cycle, and what follows from it without a clock.
+    // Drives the shell's inputs of this cycle, and settles the shell.
     void settle() {
         auto& shell = *shell_;
         drive_manager<design::kBeatBytes>(shell, memory_.pins());
@@ -159,7 +159,7 @@ class ShellDevice {
         ++cycle_;
     }
 
-    // Scalars may have changed.
+    // Passes changed scalars to the units.
     void configure_units() { units_->configure(*shell_); }
 
     design::Shell& shell() { return *shell_; }
@@ -186,7 +186,7 @@ class ShellDevice {
 
 }  // namespace nearstep
 
-// The functions that Python calls. `device_open` is that of the family.
+// The functions that Python calls. Each family defines `device_open`.
 extern "C" {
 
 void device_close(nearstep::ShellDevice* device) { delete device; }

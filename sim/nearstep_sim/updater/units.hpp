@@ -1,4 +1,4 @@
-// The functional units, as the kernel shell sees them.
+// Interface between the kernel shell and the functional units.
 #pragma once
 
 #include "verilated.h"
@@ -13,11 +13,11 @@ class Units {
   public:
     virtual ~Units() = default;
 
-    // Nothing is in flight.
+    // Drops all operations in flight.
     virtual void reset(const Shell& shell) = 0;
-    // Takes over the scalars and switches of the update rule; they change only between runs.
+    // Copies the scalars and switches of the update rule, which change only between runs.
     virtual void configure(const Shell& shell) = 0;
-    // A cycle in which the shell enables the units. It sees the results in its next cycle.
+    // A cycle in which the shell enables the units; results are shown in the next cycle.
     virtual void clock(const Shell& shell) = 0;
     // Drives the results into the shell.
     virtual void show(Shell& shell) const = 0;

@@ -9,7 +9,7 @@
 
 namespace nearstep {
 
-// `Ports` knows the names: configure, load and compute into a slot, show a slot.
+// `Ports`, generated, accesses the ports: configure, load and compute into a slot, show a slot.
 template <class Shell, class Ports, unsigned kLatency>
 class NativeUnits final : public Units<Shell> {
   public:

@@ -10,14 +10,14 @@
 
 namespace nearstep {
 
-// `Ports` knows the names: drive, configure and collect for one unit.
+// `Ports`, generated, accesses the ports: drive, configure and collect for one unit.
 template <class Shell, class Unit, class Ports, unsigned kUnits>
 class RtlUnits final : public Units<Shell> {
   public:
     explicit RtlUnits(VerilatedContext* context) {
         for (unsigned k = 0; k < kUnits; ++k) {
             units_[k] = std::make_unique<Unit>(context, ("unit" + std::to_string(k)).c_str());
-            units_[k]->eval();  // a shell is traced from its reset on, before its units have theirs
+            units_[k]->eval();  // a trace begins with the shell's reset, before that of the units
         }
     }
 

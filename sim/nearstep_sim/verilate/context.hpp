@@ -5,16 +5,16 @@
 
 namespace nearstep {
 
-// Verilator's own starts a pool of threads, which nothing here uses, and which is waited for when a
-// process ends: in a child after fork(), which has no threads, for ever.
+// Verilator's default context starts a thread pool, unused here, and joins it when the process
+// ends: a child after fork(), which has no such threads, would wait for ever.
 class Context : public VerilatedContext {
   public:
     Context() { threads(1); }
 };
 
-// Makes a context that of the thread. A model with public signals or hierarchical blocks finds its
-// own there when it is made, first evaluated, and destroyed; another one may be there, even one that
-// is gone, as the last that was made stays.
+// Makes `context` the current one of the thread. A model with public signals or hierarchical blocks
+// needs this when it is made, first evaluated, and destroyed: the current context is otherwise the
+// last one that was made, which may have been destroyed.
 inline Context* in_thread(Context* context) {
     Verilated::threadContextp(context);
     return context;

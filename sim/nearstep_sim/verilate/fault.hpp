@@ -1,4 +1,4 @@
-// What an emulated memory or a checker has to say against the kernel. The first one stays.
+// A fault of the kernel, found by an emulated memory or a checker. Only the first is kept.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Misbehaviour that a memory is told to show; see nearstep.backends.emulated.Injection.
+// Errors injected into a memory's answers; see nearstep.backends.emulated.Injection.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Injection {
     std::uint64_t base, limit, nth, times, delay;
 };
 
-// What has been injected into one burst.
+// The errors injected into one burst.
 struct Outcome {
     Response response = kOkay;
     bool never = false;

@@ -1,4 +1,4 @@
-// Threads for the parts of a simulation that do not touch each other for some cycles.
+// Threads for the parts of a simulation that are independent for some cycles.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 
 namespace nearstep {
 
-// Jobs are given by one thread at a time; what a part writes no other part of its job may touch, so
-// that nothing depends on the number of threads. They begin with the first job, and sleep if the next
-// is not close behind.
+// Only one thread at a time may call `run`. No part of a job may access data that another part
+// writes, so that results do not depend on the number of threads. Threads start with the first job,
+// and sleep unless the next job follows soon.
 class ThreadPool {
   public:
-    // `threads` in all, the caller's among them; no more than there are parts in a job.
+    // `threads` in all, the caller's included; at most one for each part of a job.
     ThreadPool(unsigned threads, unsigned parts)
         : most_(std::min(threads, parts)), threads_(most_) {
         for (unsigned i = 0; i < parts; ++i) begun_.emplace_back(0);
@@ -32,10 +32,10 @@ class ThreadPool {
         for (std::thread& worker : workers_) worker.join();
     }
 
-    // At most so many from now on.
+    // Most threads from now on, up to the number at construction.
     void use(unsigned threads) { threads_ = std::min(threads, most_); }
 
-    // Whether the other threads have begun.
+    // Whether the other threads were started.
     bool begun() const { return !workers_.empty(); }
 
     // Calls work(part) once for every part, and returns when all have returned. None may throw.
@@ -59,8 +59,8 @@ class ThreadPool {
     }
 
   private:
-    // Before a thread sleeps it looks as often, for some hundred microseconds at most: to wake it
-    // takes that long if others want its core.
+    // Polls of a thread before it sleeps, some hundred microseconds at most: waking a thread takes
+    // as long on a loaded machine.
     static constexpr int kLooks = 4000;
 
     template <class Holds>
@@ -79,7 +79,7 @@ class ThreadPool {
         return seen;
     }
 
-    // Number of the job that may now be taken part in.
+    // Publishes the job; returns its number.
     std::uint32_t publish() {
         const std::uint32_t number = job_.fetch_add(1, std::memory_order_release) + 1;
         job_.notify_all();
@@ -93,9 +93,9 @@ class ThreadPool {
         }
     }
 
-    // Does parts that nobody has begun: its own first, then those of threads that the system does not
-    // let run. Of a job that has ended there are none: all were begun, and those of the next job can
-    // only be begun by its number.
+    // Runs parts of a job that no thread has begun: its own first, then those of threads that are
+    // not scheduled. After the end of a job all its parts were begun, and a part of the next job
+    // can only be begun with the next job's number.
     void take(unsigned self, std::uint32_t number) {
         const unsigned parts = static_cast<unsigned>(begun_.size());
         for (unsigned i = 0; i < parts; ++i) {
@@ -110,13 +110,13 @@ class ThreadPool {
 
     unsigned most_, threads_;
     std::vector<std::thread> workers_;
-    std::deque<std::atomic<std::uint32_t>> begun_;  // of each part, the last job
+    std::deque<std::atomic<std::uint32_t>> begun_;  // number of the last job of each part
     std::atomic<bool> stop_ = false;
-    // Of the job that goes on; whoever has begun a part of it sees them.
+    // Of the current job; visible to every thread that has begun a part of it.
     void (*call_)(void*, unsigned) = nullptr;
     void* work_ = nullptr;
     alignas(64) std::atomic<std::uint32_t> job_ = 0;
-    alignas(64) std::atomic<std::uint32_t> left_ = 0;  // parts that have not ended
+    alignas(64) std::atomic<std::uint32_t> left_ = 0;  // parts not yet ended
 };
 
 }  // namespace nearstep

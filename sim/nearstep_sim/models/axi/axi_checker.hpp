@@ -1,5 +1,5 @@
 // Rules that an AXI4 manager has to keep, checked in every cycle (IHI 0022, chapters A3 and A5), and
-// those that this project's kernels promise besides: incrementing bursts of whole, aligned beats,
+// additional rules of this project's kernels: incrementing bursts of whole, aligned beats,
 // and write data that is not offered before its address.
 #pragma once
 

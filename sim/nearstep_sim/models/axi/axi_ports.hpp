@@ -1,5 +1,5 @@
-// AXI4 ports of a Verilated model: `m_axi`, where it is the manager, and `s_axi`. Data of `kBytes`
-// a beat; what is not valid is not copied.
+// AXI4 ports of a Verilated model: `m_axi`, of a manager, and `s_axi`, with `kBytes` of data a
+// beat. The payload of a channel is copied only if valid.
 #pragma once
 
 #include <cstring>
@@ -31,7 +31,7 @@ inline AddressPins address_pins(bool valid, unsigned id, std::uint64_t addr, uns
             std::uint8_t(burst)};
 }
 
-// What the model's `m_axi` asks.
+// Reads the requests of the model's `m_axi`.
 template <unsigned kBytes, class Model>
 void sample_manager(const Model& d, ManagerPins& m) {
     m.ar = address_pins(d.m_axi___05Farvalid, d.m_axi___05Farid, d.m_axi___05Faraddr,
@@ -48,7 +48,7 @@ void sample_manager(const Model& d, ManagerPins& m) {
     m.bready = d.m_axi___05Fbready;
 }
 
-// Answers to the model's `m_axi`.
+// Drives the answers to the model's `m_axi`.
 template <unsigned kBytes, class Model>
 void drive_manager(Model& d, const SubordinatePins& s) {
     d.m_axi___05Farready = s.arready;
@@ -66,7 +66,7 @@ void drive_manager(Model& d, const SubordinatePins& s) {
     d.m_axi___05Fbresp = s.bresp;
 }
 
-// Requests to the model's `s_axi`; `rready` and `bready` are left as they are.
+// Drives requests to the model's `s_axi`, but not `rready` and `bready`.
 template <unsigned kBytes, class Model>
 void drive_subordinate(Model& d, const ManagerPins& m) {
     d.s_axi___05Farvalid = m.ar.valid;
@@ -93,7 +93,7 @@ void drive_subordinate(Model& d, const ManagerPins& m) {
     }
 }
 
-// What the model's `s_axi` answers.
+// Reads the answers of the model's `s_axi`.
 template <unsigned kBytes, class Model>
 void sample_subordinate(const Model& d, SubordinatePins& s) {
     s.arready = d.s_axi___05Farready;
@@ -111,7 +111,7 @@ void sample_subordinate(const Model& d, SubordinatePins& s) {
     }
 }
 
-// Before and in a reset: nobody asks, nobody answers.
+// Before and in a reset: all inputs idle.
 template <class Model>
 void rest_manager(Model& d) {
     d.m_axi___05Farready = d.m_axi___05Fawready = d.m_axi___05Fwready = 0;

@@ -1,15 +1,15 @@
-// `ideal` and `halfduplex`: memories that are a data port and a latency, without banks or refresh.
+// `ideal` and `halfduplex`: memories with a data port and a latency, without banks or refresh.
 //
 // Bursts are answered in the order of their addresses, within reads and within writes. A write beat
 // is taken only for a burst whose address has been taken. Up to kQueue bursts wait in each direction.
 //
 // ideal       A read beat and a write beat in every cycle.
 // halfduplex  One beat in a cycle, read or write, and kTurnaround cycles without a beat when the
-//             direction changes. As a controller would, it gathers work for one direction: between two
-//             bursts it turns from reads to writes when kGather write bursts wait and as many reads
-//             have been served, or when there has been nothing to read for kPatience cycles; and
-//             from writes to reads when reads are ready and no write waits or kLongest writes have
-//             been served. It looks no further ahead than the bursts it has accepted.
+//             direction changes. As a controller, the memory batches directions: between bursts it
+//             turns from reads to writes when kGather write bursts wait and as many reads have
+//             been served, or when no read has been ready for kPatience cycles; and from writes to
+//             reads when reads are ready and no write waits or kLongest writes have been served.
+//             Only accepted bursts count.
 #pragma once
 
 #include <deque>
@@ -38,7 +38,7 @@ class PortMemory final : public Memory {
     PortMemory(Store store, PortTiming timing)
         : store_(store), timing_(timing), random_(timing.seed) {}
 
-    // The host's IDs, as bits, that a peer has now.
+    // Bit masks of the host's IDs that a peer uses now.
     std::uint32_t peer_writes = 0, peer_reads = 0;
 
     const SubordinatePins& pins() const override { return pins_; }

@@ -1,6 +1,6 @@
 // The ranks of a channel behind one PHY: a Ddr4Port each, and the buses that they share.
 //
-// Use, once for a fabric cycle, is that of Ddr4Port.
+// Call once for each fabric cycle, as Ddr4Port.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class Ddr4Channel {
     std::uint64_t cycle() const { return ports_[0]->cycle(); }
     std::uint64_t clock() const { return cycle() * phases_; }
 
-    // What rddata carries in this cycle; null while rddata_valid is low.
+    // rddata of this cycle; null while rddata_valid is low.
     const std::uint8_t* read_data() const {
         const std::uint8_t* found = nullptr;
         for (const auto& port : ports_)
@@ -52,7 +52,7 @@ class Ddr4Channel {
         return ok;
     }
 
-    // As of Ddr4Port; the data are those of the rank that expects them.
+    // As Ddr4Port; the write data belong to the rank that expects data.
     bool end_cycle(bool wrdata_en, const std::uint8_t* wrdata, std::uint64_t mask) {
         if (ports_.size() == 1) return ports_[0]->end_cycle(wrdata_en, wrdata, mask);
         bool ok = true, taken = false;
@@ -77,7 +77,7 @@ class Ddr4Channel {
     }
     bool failed() const { return violation() != nullptr; }
 
-    // Where the column command just accepted by a rank points.
+    // Address of the column command just accepted by a rank.
     Place place(unsigned rank, const Pins& pins) const {
         Place at = devices_[rank]->place(pins);
         at.rank = rank;

@@ -1,4 +1,4 @@
-// What the benches of a channel share: configuration, results, and the counters of the controller.
+// Configuration and results shared by the benches of a channel, and counters of the controller.
 #pragma once
 
 #include <array>
@@ -37,8 +37,8 @@ struct ChannelConfig {
 struct ChannelResult {
     static constexpr int kSlots = 8, kKinds = kCommands + 1, kRanks = 2;
     std::uint64_t cycles;             // from START to done
-    std::uint64_t start, drain;       // of them, before the first and after the last column command
-    std::uint64_t slots[kSlots];      // of the column, by use, between these
+    std::uint64_t start, drain;       // cycles before the first and after the last column command
+    std::uint64_t slots[kSlots];      // column slots, by use, between these commands
     std::uint64_t commands[kKinds];
     std::uint64_t checks;             // beats compared
     std::uint64_t debt[kRanks];       // refreshes due at done, of each rank
@@ -58,7 +58,7 @@ class SlotSpan {
     // At done: all three from the counters, so that their sum is what these have counted.
     template <typename Dut>
     void take(const Dut& dut, ChannelResult& result) {
-        constexpr int kData = 2;  // read and write come first
+        constexpr int kData = 2;  // read and write are the first two
         observe(dut);
         const Counters now = counters(dut);
         result.start = result.drain = 0;

@@ -22,8 +22,8 @@
 
 namespace nearstep {
 
-// A command that was issued. `from` is when its effect begins: an automatic precharge is later
-// than the column command that asked for it.
+// A command that was issued. `from`: clock at which its effect begins; an automatic precharge
+// begins later than its column command.
 struct Issued {
     static constexpr std::int64_t kNever = INT64_MIN / 4;
 
@@ -69,15 +69,15 @@ struct Violation {
     }
 };
 
-// Where the clocks of the data bus went, from one column command to the next. A gap belongs to the
-// first of these that is true: it is the first; a refresh lies in it; the direction turned; the row
-// was opened in it; the bank group repeated; otherwise nobody asked. Order is the ABI.
+// Use of the data bus, in clocks, from one column command to the next. The cause of a gap is the
+// first of: no column command before; a refresh in the gap; another direction; a row opened in the
+// gap; the same bank group; else no request. Order is the ABI.
 struct BusClocks {
     std::uint64_t data = 0, start = 0, refresh = 0, turnaround = 0, row = 0, bank_group = 0,
                   other = 0;
 };
 
-// How near the limits of refreshing a rank has come. Order is the ABI.
+// Extremes of a rank's refreshes, to compare with their limits. Order is the ABI.
 struct RefreshExtremes {
     std::int64_t longest_gap = 0;                   // clocks between two REF, or to the first
     std::int64_t shortest_seventeen = INT64_MAX;    // clocks from a REF to the sixteenth after it
@@ -165,7 +165,7 @@ class Ddr4Device {
         return ok;
     }
 
-    // Time has passed without a command. False once a rule was violated.
+    // Checks for a missing refresh at `clock`. False once a rule was violated.
     bool advance(std::uint64_t clock) {
         if (!failed_ && static_cast<std::int64_t>(clock) > refresh_deadline_) {
             Issued now;
@@ -175,14 +175,14 @@ class Ddr4Device {
         return !failed_;
     }
 
-    // Recorded like a rule of the table; for whoever moves the data.
+    // Records a violation found by the model of the data path.
     bool fail_data(const char* rule, std::uint64_t clock) {
         Issued now;
         now.ck = now.from = static_cast<std::int64_t>(clock);
         return failed_ ? false : fail(rule, last_, now);
     }
 
-    // Of a rule between ranks.
+    // Records a violation of a rule between ranks.
     bool fail_shared(const Violation& violation) {
         if (!failed_) violation_ = violation;
         failed_ = true;
@@ -192,7 +192,7 @@ class Ddr4Device {
     bool failed() const { return failed_; }
     const Violation& violation() const { return violation_; }
 
-    // Where the column command just accepted points.
+    // Address of the column command just accepted.
     Place place(const Pins& pins) const {
         return {pins.bg, pins.ba, static_cast<std::uint32_t>(banks_[bank_of(pins)].row),
                 pins.address & kColumnMask};
@@ -200,7 +200,7 @@ class Ddr4Device {
     bool has_bank(unsigned bg, unsigned ba) const {
         return bg >> geometry_.bank_group_bits == 0 && ba >> geometry_.bank_bits == 0;
     }
-    // Row that is open, or -1.
+    // The open row, or -1.
     std::int64_t open_row(unsigned bg, unsigned ba) const {
         if (!has_bank(bg, ba)) return -1;
         const Bank& bank = banks_[(bg << geometry_.bank_bits) | ba];
@@ -212,8 +212,8 @@ class Ddr4Device {
     }
 
     const RefreshExtremes& refresh_extremes() const { return extremes_; }
-    // Clocks by which refresh intervals begin early, negative if late: those of whoever refreshes.
-    // To be set before the first command.
+    // Clocks by which the controller's refresh intervals begin early, negative if late. Call before
+    // the first command.
     void refresh_offset(std::int64_t clocks) {
         refresh_offset_ = clocks;
         update_refresh_deadline();
@@ -250,7 +250,7 @@ class Ddr4Device {
     unsigned bank_of(const Pins& pins) const {
         return (unsigned(pins.bg) << geometry_.bank_bits) | pins.ba;
     }
-    // Whole tREFI that have passed before `ck`.
+    // Whole tREFI before `ck`.
     std::int64_t intervals(std::int64_t ck) const {
         const std::int64_t passed = ck - 1 + refresh_offset_;
         return passed > 0 ? passed / timing_.t_refi : 0;
@@ -282,7 +282,7 @@ class Ddr4Device {
                     quiet_until_ - last_.ck);
     }
 
-    // The rule that asks for the longest wait of `now`, if any is broken.
+    // The broken rule with the longest remaining wait, if any.
     void check(const Issued& now, Kind next, const Bank& bank, const Scoped& group,
                const Rule*& worst, const Issued*& previous, std::int64_t& wait) const {
         for (const Rule& rule : rules_[next]) {
@@ -393,7 +393,7 @@ class Ddr4Device {
         if (closing.from >= rank_.last[kPre].from) rank_.last[kPre] = closing;
     }
 
-    // Of a bank that is closed as well: its precharge then lasts from the last command.
+    // Also for a closed bank, whose precharge then begins with the last command.
     bool precharge(const Issued& now, Bank& bank, Scoped& group) {
         if (!check(now, kPre, bank, group)) return false;
         close(now, bank, group);
@@ -419,7 +419,7 @@ class Ddr4Device {
         return true;
     }
 
-    // Nothing for so many clocks.
+    // Allows no other command for `clocks`.
     bool be_quiet(const Issued& now, int clocks) {
         if (!all_closed(now) || !check(now, kQuiet, banks_[0], groups_[0])) return false;
         quiet_until_ = now.ck + clocks;
@@ -481,7 +481,7 @@ class Ddr4Device {
         note_extremes(now, sixteenth);
         sixteen_refreshes_[refresh_commands_++ & 15] = now;
         rank_.last[kRef] = now;
-        // No more than eight count in advance.
+        // At most eight refreshes are pulled in.
         refreshes_ = std::min(refreshes_ + 1, intervals(now.ck) + kMaxPostponed);
         update_refresh_deadline();
         return true;
@@ -532,7 +532,7 @@ class Ddr4Device {
     std::array<std::uint64_t, kCommands + 1> counts_{};
     static constexpr unsigned kRegisteringClockDriver = 7;
     std::array<Issued, kRegisteringClockDriver> modes_;
-    unsigned data_modes_ = 0, refresh_modes_ = 0;  // of those, with what is not modelled
+    unsigned data_modes_ = 0, refresh_modes_ = 0;  // mode registers with modes not modelled
     std::int64_t quiet_until_ = Issued::kNever;
     bool failed_ = false;
     Violation violation_;

@@ -2,8 +2,8 @@
 //
 // Open page; in order (rows are prepared ahead, columns stay in order) or FR-FCFS (row hits first,
 // one direction at a time, with a limit on overtaking). Accesses to one beat always stay in order.
-// It refreshes every rank itself and may postpone, or refresh at any time that JEDEC allows. Its timing is kept in "earliest next" clocks,
-// written without regard to the device model's rule table, which judges it.
+// Refreshes of a rank are regular, postponed, or at any time that JEDEC allows. Timing is in
+// "earliest next" clocks, independent of the device model's rule table, which checks the commands.
 #pragma once
 
 #include <algorithm>
@@ -95,14 +95,14 @@ class HostController {
     }
 
     void load(std::uint64_t beat, std::uint64_t tag) { submit(beat, tag, false, nullptr, 0); }
-    // A set bit of mask keeps the byte in memory. A tag that is not 0 comes to `stored` when the
-    // last of the data leave.
+    // A set bit of mask keeps the byte in memory. A tag that is not 0 is added to `stored` with the
+    // last data of the store.
     void store(std::uint64_t beat, const std::uint8_t* data, std::uint64_t mask,
                std::uint64_t tag = 0) {
         submit(beat, tag, true, data, mask);
     }
     // A command for which all banks of a rank must be closed: MRS, ZQ calibration, or the reserved
-    // code. It goes before everything else, and the rank then waits as long as JEDEC asks.
+    // code. Issued before other commands of the rank, which then waits for JEDEC's minimum.
     void give(int rank, const Pins& pins) { given_.push_back({rank, pins}); }
     // Later requests wait until the data of every earlier one has moved.
     void fence() { fence_next_ = true; }
@@ -113,13 +113,13 @@ class HostController {
     std::uint64_t cycle() const { return cycle_; }
     int ranks() const { return c_.ranks; }
     const HostStatistics& statistics() const { return statistics_; }
-    const std::string& error() const { return error_; }  // empty, or what the memory did wrong
+    const std::string& error() const { return error_; }  // the memory's first error, or empty
     std::deque<HostCompletion>& completions() { return completions_; }
     std::deque<std::uint64_t>& stored() { return stored_; }
     std::size_t waiting() const { return queue_.size() + window_.size(); }
 
-    // One fabric cycle: takes its rddata (null while rddata_valid is low) and drives the rest of it.
-    // The memory's rddata is registered: it does not depend on what is driven in the same cycle.
+    // One fabric cycle: takes rddata (null while rddata_valid is low) and drives all other pins.
+    // The memory's rddata is registered, so independent of the pins driven in the same cycle.
     void tick(const std::uint8_t* rddata, HostCycle& out) {
         take_read_data(rddata);
         fill_window();
@@ -161,7 +161,7 @@ class HostController {
         unsigned next_activate = 0;
         std::int64_t refreshes = 0;
         bool refreshing = false;
-        // At whim: owed at which it begins and ends, and not before when; clocks of the last REF.
+        // With `whim`: refreshes owed at begin and end, the earliest begin; clocks of the last REF.
         std::int64_t begin = 1, end = 0, not_before = 0;
         std::array<std::int64_t, kInWindow> refreshed{};
         unsigned next_refresh = 0;
@@ -179,7 +179,7 @@ class HostController {
     };
 
     static constexpr int kMostPostponed = 8, kMostInAdvance = 8;
-    static constexpr int kClosing = 64;  // clocks that it takes to close all banks, at most
+    static constexpr int kClosing = 64;  // most clocks to close all banks
     static constexpr int kRankSwitch = 2;  // idle clocks of the data bus between two ranks
 
     static std::uint64_t mix_seed(std::uint64_t seed) { return seed * 2 + 1; }
@@ -267,7 +267,7 @@ class HostController {
         out.pins = encode(command, at.bg, at.ba, at.row, at.column);
     }
 
-    // True if the slot is used: the rank of the oldest command given is closed, or takes it.
+    // True if the slot is used: to close the rank of the oldest command given, or for that command.
     bool maintain(std::int64_t now, HostSlot& out) {
         const HostSlot each = given_.front();
         Rank& rank = ranks_.at(each.rank);
@@ -352,8 +352,8 @@ class HostController {
         return false;
     }
 
-    // Whether a rank refreshes at whim: within nine tREFI of its last REF, never more than eight
-    // owed or given in advance, no more than 16 in two tREFI.
+    // Begins or ends a rank's refreshes with `whim`: within nine tREFI of the last REF, at most
+    // eight owed or in advance, at most 16 in two tREFI.
     void decide(Rank& rank, std::int64_t owed, std::int64_t now) {
         const std::int64_t last = rank.refreshed[(rank.next_refresh + kInWindow - 1) % kInWindow];
         const std::int64_t left = t_.t_refi - (now + c_.refresh_offset - 1) % t_.t_refi;
@@ -480,7 +480,7 @@ class HostController {
             Bank& bank = rank.banks[e.bank];
             if (bank.row == e.place.row) continue;
             if (bank.row >= 0) {
-                // In FR-FCFS later hits of the open row go first, but not for ever.
+                // In FR-FCFS up to `overtake` later hits of the open row are first.
                 if (c_.fr_fcfs && overtaken_ < c_.overtake && another_hit(i)) continue;
                 if (bank.pre > now) continue;
                 e.conflict = true;

@@ -31,10 +31,10 @@ class HostedDram {
 
     HostController& host() { return host_; }
     virtual Ddr4Device& device(int number) = 0;
-    // What went wrong first; empty if nothing did.
+    // The first error; empty if none.
     virtual const std::string& error() = 0;
 
-    // Runs until the host has nothing to do, an error, or so many cycles. Cycles run.
+    // Runs `cycles`, until an error or, with `until_idle`, an idle host; returns cycles run.
     std::uint64_t run(std::uint64_t cycles, bool until_idle) {
         std::uint64_t ran = 0;
         while (ran < cycles && !(until_idle && host_.idle())) {

@@ -1,7 +1,7 @@
 // The Adam kernel's data movers on the DDR4 controller and the rank model, from START to done.
 //
-// The functional units are stand-ins (p ^ g, m + 1, v - 1), so that every word of the result tells
-// where it came from; all of the memory in use is compared, and guards behind each array.
+// The functional units compute p ^ g, m + 1 and v - 1, so that every word of the result identifies
+// its operands. All arrays are compared, and a guard behind each.
 #include <cstdint>
 #include <cstring>
 #include <string>

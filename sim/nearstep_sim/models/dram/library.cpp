@@ -1,4 +1,4 @@
-// The DRAM world for ctypes: every function takes plain numbers, arrays and handles.
+// The DRAM models for ctypes: every function takes numbers, arrays and handles.
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -57,7 +57,7 @@ class BareDram final : public HostedDram {
     BareDram(const HostConfig& config, const PortConfig& port)
         : HostedDram(config), dram_(config.timing, config.geometry, config.ranks, port) {}
     Ddr4Device& device(int rank) override { return dram_.device(static_cast<unsigned>(rank)); }
-    const std::string& error() override { return host_.error(); }  // devices tell their own
+    const std::string& error() override { return host_.error(); }  // devices report their own
 
   private:
     bool failed() const override { return !ok_; }
@@ -111,7 +111,7 @@ std::uint64_t ddr4_device_play(Ddr4Device* device, std::uint64_t count, const st
     for (std::uint64_t i = 0; i < count; ++i) {
         const auto each = static_cast<Command>(command[i]);
         const bool is_column = each >= Command::RD && each <= Command::WRA;
-        // What the pins could not carry
+        // Commands that the pins cannot encode
         const char* wrong = nullptr;
         if (!(each == Command::MRS ? bg[i] >> 2 == 0 && ba[i] >> 2 == 0
                                    : device->has_bank(bg[i], ba[i])))
@@ -143,8 +143,8 @@ SharedBus* ddr4_bus_new(const Timing* timing, int rank_switch) {
 }
 void ddr4_bus_free(SharedBus* bus) { delete bus; }
 
-// Commands by name. Returns the number of commands that break no rule; if not all of them, what the
-// next one breaks.
+// Plays commands by name. Returns the number of commands before the first violation, which is then
+// written.
 std::uint64_t ddr4_bus_play(SharedBus* bus, std::uint64_t count, const std::uint64_t* ck,
                             const std::int32_t* command, const std::int32_t* rank,
                             const std::int32_t* bg, const std::int32_t* ba, const std::int32_t* row,
@@ -263,7 +263,7 @@ void ddr4_host_tick(HostController* host, const std::uint8_t* rddata, HostCycleO
     out->wrdata_mask = cycle.wrdata_mask;
     std::memcpy(out->wrdata, cycle.wrdata, sizeof out->wrdata);
 }
-// Takes up to `most` completed loads; how many.
+// Takes up to `most` completed loads; returns their number.
 std::uint64_t ddr4_host_completions(HostController* host, std::uint64_t most, std::uint64_t* tags,
                                     std::uint64_t* submitted, std::uint64_t* completed,
                                     std::uint8_t* data) {

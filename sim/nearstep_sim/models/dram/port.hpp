@@ -1,7 +1,7 @@
 // A DDR4 rank behind a PHY: several command slots and some bytes of data in a fabric cycle.
 //
-// Use, once for a fabric cycle: read_data() is rddata of this cycle; command() for each selected
-// phase, in order; end_cycle() with this cycle's wrdata.
+// Call once for each fabric cycle: read_data() for rddata of this cycle; command() for each
+// selected phase, in order; end_cycle() with this cycle's wrdata.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,8 @@ class Ddr4Port {
             throw std::invalid_argument("data_bytes must be 64 or 32");
         if (config.phases < 1 || config.read_latency < 1 || config.write_latency < 0)
             throw std::invalid_argument("phases and read_latency must be at least 1");
-        // Contents are read with the command and written with the last data: the write must have
-        // landed at the earliest read of the same bank group.
+        // Contents are read with the command and written with the last data: the write must be done
+        // at the earliest read of the same bank group.
         const int landed = (config.write_latency + pieces) * config.phases;
         if (landed > device.timing().write_to_read_l())
             throw std::invalid_argument("write_latency is longer than the timing's CWL");
@@ -41,12 +41,12 @@ class Ddr4Port {
 
     std::uint64_t cycle() const { return cycle_; }
     std::uint64_t clock() const { return cycle_ * config_.phases; }
-    // What rddata carries in this cycle; null while rddata_valid is low.
+    // rddata of this cycle; null while rddata_valid is low.
     const std::uint8_t* read_data() const {
         const Slot& slot = at(0);
         return slot.read ? slot.data : nullptr;
     }
-    // wrdata_en must be high in this cycle.
+    // Whether wrdata_en must be high in this cycle.
     bool expects_write() const { return at(0).write; }
 
     bool command(unsigned phase, const Pins& pins) {

@@ -1,10 +1,10 @@
-// The DDR4 controller under random bursts on AXI4 and a channel that changes hands.
+// The DDR4 controller under random bursts on AXI4 and a channel that is handed over and back.
 //
 // Reads and writes of a few pages, any length, any ID, partial strobes, stalls on every channel,
-// bursts that cannot be served. A byte that is read must be the result of the writes answered before
-// the read was asked for, or of one that was announced before the data came. R and B must hold while
-// they are stalled. Whenever the controller has handed the channel back, all rows must be closed and
-// no refresh due; then nobody refreshes for a while, and the controller takes the channel again.
+// bursts that cannot be served. A byte read must be the result of the writes answered before the
+// read was issued, or of a write issued before the data arrived. R and B must hold while stalled.
+// When the controller has handed the channel over, all rows must be closed and no refresh due;
+// after some time without refreshes, the controller takes the channel back.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -33,7 +33,7 @@ struct RandomConfig {
     std::uint64_t address_bits;
     std::int32_t pages;
     std::int32_t stall;        // of each channel, each cycle
-    std::int32_t refused;      // of a burst: that it cannot be served
+    std::int32_t refused;      // of a burst that cannot be served
     std::int32_t hand_over;    // of a cycle
     std::int32_t longest_gap;  // cycles without an owner
     std::int32_t padding;
@@ -65,7 +65,7 @@ struct BeatLog {
 struct Read {
     Burst burst;
     unsigned done = 0;
-    std::vector<std::size_t> answered;  // of each beat, when it was asked for
+    std::vector<std::size_t> answered;  // of each beat: writes answered when the read was issued
 };
 
 struct Sent {
@@ -116,7 +116,7 @@ class Bench {
         return static_cast<std::int32_t>(random() & 0xFFFF) < of_65536;
     }
 
-    // Pages lie in groups of four neighbours of a rank; the groups share their banks.
+    // Pages are in groups of four neighbours of a rank; the groups share their banks.
     std::uint64_t page_address(unsigned page) const {
         const unsigned ranks = static_cast<unsigned>(port_.ranks()), group = page >> 2;
         const std::uint64_t inside = (page & 3) + (std::uint64_t(group / ranks) << 10);
@@ -175,7 +175,7 @@ class Bench {
         ++result_.refused;
     }
 
-    // Asked for at random, of each rank, and until it is seen on the pins.
+    // Requests calibration of each rank at random, until the command is on the pins.
     void calibrate() {
         unsigned wanted = dut_.i_calibrate;
         for (int rank = 0; rank < port_.ranks(); ++rank) {

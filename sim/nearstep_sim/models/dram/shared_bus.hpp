@@ -1,6 +1,6 @@
 // The buses that the ranks of a channel share: one command a clock, one burst of data at a time.
 //
-// What one rank does alone is judged by its Ddr4Device.
+// Rules inside a rank are checked by its Ddr4Device.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,7 @@ class SharedBus {
         return a.act_n == b.act_n && a.address == b.address && a.bg == b.bg && a.ba == b.ba;
     }
 
-    // Clocks that must lie between the data of `before` and the data of `after`, of another rank.
+    // Least clocks between data of another rank and the data of `after`.
     int apart(const Seen& after) const {
         return is_write(after) ? std::max(switch_, kTerminationLead) : switch_;
     }
@@ -64,7 +64,7 @@ class SharedBus {
         const std::int64_t ck = now.issued.ck;
         now.start = ck + (is_write(now) ? timing_.cwl : timing_.cl);
         now.end = now.start + kBurstClocks;
-        // None to come begins its data earlier than this.
+        // No later command has earlier data than this.
         const std::int64_t earliest = ck + std::min(timing_.cl, timing_.cwl);
         const int longest = std::max(switch_, kTerminationLead);
         while (!bursts_.empty() && bursts_.front().end + longest <= earliest) bursts_.pop_front();

@@ -37,7 +37,7 @@ class SparseStorage {
     SparseStorage(const SparseStorage&) = delete;
     SparseStorage& operator=(const SparseStorage&) = delete;
 
-    // Copies a beat. False if no byte of it was ever written: it then holds a pattern of its place.
+    // Copies a beat. False if no byte of it was ever written: `out` is a pattern of its address.
     bool read(const Place& at, std::uint8_t* out) const {
         const std::uint8_t* row = rows_[index(at)];
         const unsigned beat = at.column / kBurstLength;
@@ -49,7 +49,7 @@ class SparseStorage {
         return false;
     }
 
-    // Bit i of keep leaves byte i as it is.
+    // A set bit i of keep leaves byte i unchanged.
     void write(const Place& at, const std::uint8_t* data, std::uint64_t keep) {
         std::uint8_t*& row = rows_[index(at)];
         if (!row) {

@@ -1,10 +1,9 @@
 // The DDR4 controller between traffic like the Adam kernel's and the DDR4 rank model.
 //
-// The traffic is that of KernelCore seen from the bus: blocks of four arrays read round robin into
-// landing space of two blocks each, three results stored from two blocks each, a burst announced
-// only with its landing space or its data at hand. It follows in C++ what the kernel does in RTL, so
-// that block sizes and rates can be swept without a build for each. Every beat that is read is
-// compared, every beat that was to be written is looked up at the end.
+// The bus traffic of KernelCore: blocks of four arrays read round robin into buffers of two blocks
+// each, three results stored from buffers of two blocks each, a burst issued only with its space or
+// its data in the buffer. The traffic is made in C++, so that block sizes and rates can be swept
+// without a build for each. Every beat read is compared, and every beat written at the end.
 #include <algorithm>
 #include <array>
 #include <cstdint>

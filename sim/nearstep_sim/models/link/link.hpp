@@ -1,4 +1,4 @@
-// One direction of a link between two devices: latency, rate, and frames that get lost, doubled,
+// One direction of a link between two devices: latency, rate, and frames that are lost, doubled,
 // held back or changed. Mirrors nearstep_sim.models.link.faults.
 #pragma once
 
@@ -36,7 +36,7 @@ struct FrameFault {
     std::uint64_t nth = 0, times = 1, cycles = 0;
 };
 
-// What the link did. Of each frame, the faults that happened to it.
+// Counts of phits, frames and, by kind, of injected faults.
 struct Statistics {
     std::uint64_t phits = 0, frames = 0, delivered_phits = 0;
     std::uint64_t faults[kFaultKinds] = {};
@@ -49,7 +49,7 @@ class Link {
   public:
     explicit Link(const Options& options = {}) : Link(options, 0) {}
 
-    // As new: nothing under way, no fault armed, nothing counted.
+    // Resets to empty, without faults, all counts 0.
     void reset(const Options& options) { *this = Link(options, 0); }
 
     // Whether the sender's phit is taken in this cycle.
@@ -78,7 +78,7 @@ class Link {
             armed_.push_back({fault, 0});
     }
 
-    // Faults that have not happened yet will not; a dead link stays dead.
+    // Removes faults that were not yet injected; a dead link remains dead.
     void clear_faults() { armed_.clear(); }
 
     void set_rates(std::uint32_t drop, std::uint32_t duplicate, std::uint32_t reorder,
@@ -92,12 +92,12 @@ class Link {
     bool dead() const { return dead_; }
     const Statistics& statistics() const { return statistics_; }
 
-    // Whether nothing is under way.
+    // Whether no phit is in the link.
     bool empty() const { return queue_.empty() && !held_ && !arriving_; }
 
   private:
-    static constexpr std::uint64_t kMostLate = 64;    // cycles behind which the sender has to wait
-    static constexpr std::uint64_t kMostHeld = 4096;  // cycles that a frame is held back for others
+    static constexpr std::uint64_t kMostLate = 64;    // most cycles late, else the sender waits
+    static constexpr std::uint64_t kMostHeld = 4096;  // most cycles that a frame is held back
     static constexpr int kHeadBit = 128, kLastBit = 129;
 
     struct Queued {
@@ -229,7 +229,7 @@ class Link {
         holding_ = duplicating_ = false;
     }
 
-    // Frames that were held back go on; not in the midst of another.
+    // Releases held frames, between two other frames.
     void release() {
         if (inside_) return;
         for (const Phit& each : held_frames_) push(each);
@@ -254,7 +254,7 @@ class Link {
     std::uint64_t state_ = 1;
     std::uint64_t now_ = 0, wait_ = 0, gap_ = 0, stalled_until_ = 0, held_until_ = 0;
     std::uint64_t index_ = 0;  // of the next phit of the frame
-    int held_ = 0;             // frames to come until those that are held go on
+    int held_ = 0;             // frames until the held ones are released
     bool dead_ = false, dropping_ = false, duplicating_ = false, holding_ = false;
     bool inside_ = false;  // of a frame that is being sent
     bool arriving_ = false;

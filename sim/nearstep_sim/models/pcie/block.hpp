@@ -1,11 +1,11 @@
 // The completer side of the UltraScale+ PCIe block (PG213), between a link and a design: receive
 // buffers with flow-control credits, the stream of requests, credits for those that are not posted,
-// and the stream of completions, checked as the block asks for it. Streams have 128 bits.
+// and the stream of completions, checked against the block's rules. Streams have 128 bits.
 //
-// Of the requests in its buffers the block hands over the oldest that may go. A posted one may pass
-// those that are not posted, and has to where these have no credits; nothing passes a posted one.
+// The block hands over the oldest buffered request that the rules allow. A posted request may pass
+// non-posted ones, and does where these have no credits; no request passes a posted one.
 // With `reorder` it chooses at random among all that the ordering rules allow (PCIe Base
-// Specification, table 2-40). With stalls neither stream goes on in every cycle.
+// Specification, table 2-40). With stalls, each stream waits in random cycles.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,7 @@ constexpr unsigned kMostRequested = 32;  // credits of pcie_cq_np_req that the b
 constexpr unsigned kCompletionDwords = 3, kRequestCopyDwords = 5;
 constexpr unsigned kReadBoundary = 128;  // of an endpoint's completions
 
-// Who asks.
+// Source of a request.
 enum class Origin : std::uint8_t { processor, drive, dma, other };
 
 struct Request {
@@ -90,7 +90,7 @@ struct Completion {
           words(std::move(packet)) {}
 
     const std::uint32_t* payload() const { return words.data() + kCompletionDwords; }
-    // No other one follows for its request.
+    // Whether this is the last completion of its request.
     bool ends() const { return status != 0 || byte_count <= 4 * dwords - (lower_address & 3); }
 };
 
@@ -140,8 +140,8 @@ class PcieBlock {
     const CqPins& cq() const { return cq_; }
     bool cc_ready() const { return cc_ready_; }
 
-    // The clock edge that ends a cycle with these pins of the design. Returns the request that it has
-    // taken whole.
+    // The clock edge that ends a cycle with these pins of the design. Returns a request whose last
+    // beat was taken.
     std::optional<Request> tick(bool cq_ready, unsigned np_req) {
         std::optional<Request> taken;
         if (np_req != 0) credits_ = std::min(credits_ + (np_req == 1 ? 1 : 2), kMostRequested);
@@ -162,7 +162,7 @@ class PcieBlock {
         return taken;
     }
 
-    // The same cycle's completion beat. Returns a packet that has come whole.
+    // Takes the completion beat of the cycle. Returns a packet with its last beat.
     std::optional<Completion> completion(const CcPins& cc, Fault& fault, std::uint64_t now,
                                          bool was_ready) {
         if (!cc.valid) {
@@ -198,8 +198,8 @@ class PcieBlock {
         return done;
     }
 
-    // MSI-X: whether the design has a message for the block, which it tells in the next cycle that it
-    // was sent; or that it was not, with stalls at random.
+    // MSI-X: takes the design's request for a message. In the next cycle `msix_sent` is true or, at
+    // random with stalls, `msix_failed`.
     bool message(bool request) {
         msix_sent = msix_failed = false;
         if (std::exchange(msix_, request)) {
@@ -221,7 +221,7 @@ class PcieBlock {
     void choose() {
         const bool waits = !others_.empty();
         const std::uint64_t oldest = posted_.empty() ? ~0ull : posted_.front().sequence;
-        // Of those that are not posted, the ones in front of every posted request.
+        // Number of non-posted requests older than every posted one.
         std::size_t free = 0;
         while (free < others_.size() && others_[free].sequence < oldest) ++free;
         if (waits && free != 0 && credits_ == 0) ++counters.held;

@@ -1,16 +1,15 @@
-// A host, and the drive on a card's switch, at a PCIe block in front of the card: what `BarHost` is at
-// the port of a memory BAR, as packets.
+// A host, and the drive on a card's switch, which send packets to a PCIe block in front of the
+// card; `BarHost` makes the same accesses at the port of a memory BAR.
 //
-// Accesses are cut as there. Beyond that nothing waits that PCIe has not waiting: reads are sent behind
-// writes that are not done, since the card keeps the order. A register is a dword of BAR 0. A write of
-// one is followed by a read without a byte, whose completion says that it is done; the same read is a
-// flush. These reads, and what sets up interrupts, are not in `counters`.
+// Accesses are cut as in `BarHost`. Requests wait only where PCIe makes them: reads are sent behind
+// writes that are not done, since the card keeps the order. A register is a dword of BAR 0. The
+// write of a register is followed by a read without a byte (a flush), whose completion ends the
+// write. `counters` exclude these reads and the requests that set up interrupts.
 //
-// Posted requests have no answer. Where memory answers them with an error is seen at the port of the
-// memory: the card has one burst for each of them, in their order. It is a fault if there is another
-// one, and if a burst is not the one that a request asks for.
+// Posted requests have no answer, so errors of memory are read at the memory's port: the card has
+// one burst for each posted request, in order. Any other burst is a fault.
 //
-// Requests of others come as packets, of any contents (`other`), and their completions are kept.
+// Requests of others are packets of any contents (`other`); their completions are kept.
 #pragma once
 
 #include <algorithm>
@@ -43,12 +42,12 @@ struct PcieCounters {
     std::uint64_t passed = 0, held = 0, waited = 0, messages = 0, failed_messages = 0;
     std::uint64_t flushes = 0;        // reads without a byte
     std::uint64_t malformed = 0;      // packets of others that the block dropped
-    std::uint64_t unexpected = 0;     // completions that nobody has asked for
-    std::uint64_t configuration = 0;  // requests that are the block's own
+    std::uint64_t unexpected = 0;     // completions of no request
+    std::uint64_t configuration = 0;  // configuration requests, not for the design
     std::uint64_t unclaimed = 0;      // requests of no BAR, and poisoned ones with an answer
 };
 
-// What the port of the memory shows in a cycle of the host's bursts.
+// The host's bursts at the port of the memory in a cycle.
 struct HostBursts {
     bool aw = false, ar = false, b = false;
     std::uint64_t aw_address = 0, ar_address = 0;
@@ -63,7 +62,7 @@ class PcieHost {
     static constexpr std::uint64_t kRegisterBase = 0xE000'0000, kMemoryBase = 1ull << 40;
     static constexpr std::uint16_t kRequesters[] = {0x0000, 0x0200, 0x0008};  // by origin
     static constexpr std::uint16_t kFirstOther = 0x0300;  // requester of others, from here on
-    static constexpr std::int32_t kAbortedBy = 8;  // response of a completion: this, and its status
+    static constexpr std::int32_t kAbortedBy = 8;  // plus a completion's status: its response
     static constexpr std::uint32_t kMessageAddress = 0xFEE0'0000, kMessageData = 0x4E53;
 
     PcieHost(BarLimits limits, const PcieShape& shape, PeerDma* peer)
@@ -87,7 +86,7 @@ class PcieHost {
         failure = {};
     }
 
-    // As of `BarHost`.
+    // As in `BarHost`.
     void abandon() {
         write_end_ = write_at_;
         read_end_ = read_at_;
@@ -137,7 +136,7 @@ class PcieHost {
         accesses_.back().tlp.payload = {value};
         flush();
     }
-    // Its completion comes behind everything posted.
+    // Completed after every earlier posted request.
     void flush() {
         ++access_;
         accesses_.push_back(access(TlpKind::memory_read, 0, 0));
@@ -153,7 +152,7 @@ class PcieHost {
         std::uint32_t value = 0, status = 0;
     } answer;
 
-    // Memory has answered so many writes with an error, of anybody, since the reset.
+    // Number of writes, of any source, that memory answered with an error since the reset.
     std::uint64_t failed_writes() const { return failed_; }
 
     // A packet of another device, as on the link; see tlp.hpp.
@@ -181,7 +180,7 @@ class PcieHost {
             }
         }
     }
-    // Packets of others are under way.
+    // Whether packets of others are outstanding.
     bool serves_others() const {
         return !others_.empty() || !awaited_.empty() || others_in_block_ != 0 || others_posted_ != 0;
     }
@@ -196,7 +195,7 @@ class PcieHost {
         return !ar_due_.empty() && ar_due_.front().origin == Origin::drive;
     }
 
-    // The clock edge that ends a cycle with these pins. True if it moved anything of the host's.
+    // The clock edge that ends a cycle with these pins. True if the processor's requests advanced.
     bool tick(bool cq_ready, unsigned np_req, const CcPins& cc, const HostBursts& bursts,
               Fault& fault, std::uint64_t now) {
         bool moved = false;
@@ -228,8 +227,8 @@ class PcieHost {
     enum class Kind : std::uint8_t { memory, access };
 
     struct Read {
-        std::uint64_t at, end;  // what is missing
-        std::uint8_t* data;     // where that goes
+        std::uint64_t at, end;  // bytes not yet received
+        std::uint8_t* data;     // their destination
         PeerQueue* queue;
         std::uint64_t number, begin;
         Origin origin;
@@ -353,7 +352,7 @@ class PcieHost {
             return;
         }
         if (peer_ == nullptr) return;
-        turn_ = !turn_;  // both directions have turns
+        turn_ = !turn_;  // the directions alternate
         if (turn_ ? offer_writes() || offer_reads() : offer_reads() || offer_writes()) return;
     }
 
@@ -430,7 +429,7 @@ class PcieHost {
         std::memcpy(reinterpret_cast<std::uint8_t*>(tlp.payload.data()) + at % kWord, data, end - at);
     }
 
-    // The card has taken a request: what follows at the port of its memory.
+    // The card has taken a request: notes the bursts due at its memory.
     bool sent(const Request& request) {
         const Tlp& tlp = request.tlp;
         if (request.origin == Origin::other) --others_in_block_;
@@ -455,7 +454,7 @@ class PcieHost {
 
     Due due(const Request& request, std::uint64_t at, std::uint64_t end) const {
         const std::uint64_t beat = shape_.beat_bytes, first = at / beat * beat;
-        std::uint64_t begin = at;  // the first byte that is enabled, by which a queue knows it
+        std::uint64_t begin = at;  // the first enabled byte, which identifies a request in a queue
         for (unsigned byte = 0; byte < 4 && request.tlp.first_be >> byte != 0 &&
                                 !(request.tlp.first_be >> byte & 1); ++byte)
             ++begin;
@@ -565,7 +564,7 @@ class PcieHost {
         return read.queue == nullptr;
     }
 
-    // Of a read without a byte there is one dword, of a byte that is none.
+    // The completion of a read without a byte has one dword and a byte count of 1.
     static bool asks_nothing(const Completion& done) { return done.byte_count == 1; }
 
     void refused(Read& read, const Completion& done, BarCounters& count) {
@@ -608,7 +607,7 @@ class PcieHost {
     PcieBlock block_;
     PcieCounters counted_;
     std::uint64_t flushes_ = 0;
-    std::uint64_t access_ = 0;  // the last one of registers: others have been given up
+    std::uint64_t access_ = 0;  // number of the last register access; earlier ones were dropped
     const std::uint8_t* source_ = nullptr;
     std::uint8_t* sink_ = nullptr;
     std::uint64_t write_base_ = 0, write_at_ = 0, write_end_ = 0;

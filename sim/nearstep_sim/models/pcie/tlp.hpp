@@ -1,4 +1,4 @@
-// Requests as they are on a link: transaction layer packets (PCIe Base Specification, 2.2).
+// Requests on a link: transaction layer packets (PCIe Base Specification, 2.2).
 //
 // A header is three or four dwords with byte 0 in the highest bits, as the standard draws them;
 // payload is in dwords of memory, the lowest address in the lowest bits.
@@ -37,9 +37,9 @@ struct Tlp {
 
 constexpr std::uint64_t kTlpPage = 4096;  // no request crosses a multiple
 
-// Byte enables that the standard forbids a memory request (2.2.5): of a last dword where there is
-// one; none of the first or the last of several; a gap, but for two dwords in 8 aligned bytes.
-// Receivers need not look.
+// Byte enables that the standard forbids a memory request (2.2.5): of a last dword if there is one
+// dword; none in the first or last of several dwords; a gap, except in two dwords in 8 aligned
+// bytes. Receivers need not check.
 inline bool forbidden_enables(const Tlp& tlp) {
     if (tlp.dwords == 1) return tlp.last_be != 0;
     if (tlp.first_be == 0 || tlp.last_be == 0) return true;
@@ -48,9 +48,9 @@ inline bool forbidden_enables(const Tlp& tlp) {
     return gap && !(tlp.dwords == 2 && tlp.address % 8 == 0);
 }
 
-// Reads `count` dwords. Nothing if they are malformed by what every receiver has to check: a format
-// or type that is not defined, a payload of another length than the header says, or of more than
-// `most` bytes. What receivers may leave unchecked is not: byte enables, and the 4 KiB.
+// Parses `count` dwords. Returns nothing for what every receiver must reject: an undefined format
+// or type, a payload of another length than in the header, or of more than `most` bytes. Byte
+// enables and the 4 KiB boundary, optional checks of receivers, are not checked.
 inline std::optional<Tlp> decode_tlp(const std::uint32_t* words, std::size_t count, unsigned most) {
     if (count < 3) return {};
     const std::uint32_t first = words[0], second = words[1];

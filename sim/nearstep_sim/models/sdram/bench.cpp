@@ -9,7 +9,7 @@ class SdramBench {
     SdramBench(const SdramTiming& timing, const SdramShape& shape, std::uint16_t* words)
         : t_(timing), chip_(timing, shape, words) {}
 
-    // An edge, `since` after inputs changed, with what stands at the pins.
+    // A clock edge with these pins, `since` after the inputs changed.
     void edge(const SdramPins& pins, std::uint64_t since) {
         now_ += t_.tck;
         chip_.edge(now_, pins, since, t_.tck - since);
@@ -46,7 +46,7 @@ void sdram_edge(SdramBench* bench, const nearstep::SdramPins* pins, std::uint64_
 }
 void sdram_idle(SdramBench* bench, std::uint64_t edges) { bench->idle(edges); }
 
-// What the chip shows at a time after the last edge: -1 if that is no data.
+// The chip's data at a time after the last edge; -1 if not valid.
 std::int32_t sdram_shows(SdramBench* bench, std::uint64_t after) {
     std::uint16_t word;
     return bench->chip().shows(bench->now() + after, &word) ? word : -1;

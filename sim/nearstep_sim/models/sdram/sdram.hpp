@@ -1,4 +1,4 @@
-// A single data rate SDRAM chip at its pins, which checks that its timing is kept.
+// A single data rate SDRAM chip, simulated at its pins, which checks its timing.
 #pragma once
 
 #include <algorithm>
@@ -28,13 +28,13 @@ struct SdramShape {
     std::uint64_t row_bits, column_bits, bank_bits;
 };
 
-// What stands at the pins at a rising edge of the chip's clock.
+// The pins at a rising edge of the chip's clock.
 struct SdramPins {
     std::uint8_t cke, cs_n, ras_n, cas_n, we_n, ba, dm, driven;  // driven: by the controller
     std::uint16_t a, dq;
 };
 
-// Wrong answers, for tests of who reads them. Counts are from when they were asked for.
+// Wrong read data, for tests of hosts. Reads are counted from the injection on.
 struct SdramInjection {
     std::uint64_t reads;   // from this read on, counted from 0
     std::uint64_t times;   // so many
@@ -49,8 +49,8 @@ class Sdram {
     Sdram(const SdramTiming& timing, const SdramShape& shape, std::uint16_t* words)
         : t_(timing), shape_(shape), words_(words) {}
 
-    // A rising edge of the clock at `now`; `since` and `until` are how long inputs have stood, and
-    // will stand.
+    // A rising edge of the clock at `now`; `since` and `until`: how long the inputs have been and
+    // will be stable.
     void edge(std::uint64_t now, const SdramPins& pins, std::uint64_t since, std::uint64_t until) {
         now_ = now;
         ++clocks_;
@@ -80,7 +80,7 @@ class Sdram {
         check_refresh();
     }
 
-    // What the chip's pins show at a time: false if that is no data.
+    // The data on the chip's pins at a time; false if not valid.
     bool shows(std::uint64_t at, std::uint16_t* word) const {
         for (const Drive& drive : drives_)
             if (drive.from <= at && at <= drive.to) {
@@ -90,7 +90,7 @@ class Sdram {
         return false;
     }
 
-    // What it holds counts for nothing from now on: it need not be refreshed before a row is opened.
+    // Makes the contents invalid: no refresh is needed until a row is opened.
     void forget() { holds_ = false; }
 
     void inject(const SdramInjection& injection) {
@@ -111,14 +111,14 @@ class Sdram {
         bool open = false;
         std::uint64_t row = 0;
         std::uint64_t active_at = 0, column_from = 0, active_from = 0;
-        std::uint64_t write_end = 0;  // of the last word, and the time that it takes to be stored
+        std::uint64_t write_end = 0;  // of the last word, with its write recovery
     };
     struct Drive {
-        std::uint64_t on, from, to, off;  // pins may be driven; data is there; until
+        std::uint64_t on, from, to, off;  // pins driven in [on, off], data valid in [from, to]
         std::uint16_t word;
     };
     struct Output {
-        std::uint64_t clock;  // at which the word is there
+        std::uint64_t clock;  // at which the word is valid
         std::uint16_t word;
     };
 
@@ -147,7 +147,7 @@ class Sdram {
         }
         if (any_active_ && now_ < last_active_ + t_.trrd)
             broken("tRRD", "%llu ps left", last_active_ + t_.trrd - now_);
-        if (!holds_) {  // until then there is nothing to lose
+        if (!holds_) {  // the contents were invalid before
             holds_ = true;
             held_from_ = now_;
             counted_ = refreshes_;
@@ -197,7 +197,7 @@ class Sdram {
         precharged_ = true;
     }
 
-    // Begin to close a bank at a time; the chip does that itself, no sooner than it may.
+    // Begins to close a bank at `at`; if the chip does so `itself`, no earlier than tRAS.
     void close(Bank& bank, unsigned number, std::uint64_t at, bool itself) {
         if (itself) at = std::max(at, bank.active_at + t_.tras);
         if (at < bank.active_at + t_.tras)
@@ -253,7 +253,7 @@ class Sdram {
         latency_ = latency;
     }
 
-    // The words that are at the pins from this edge on, unless they are masked.
+    // Drives the words due from this edge on, unless masked.
     void put_out(std::uint8_t masked) {
         while (!outputs_.empty() && outputs_.front().clock <= clocks_ + 1) {
             const Output& out = outputs_.front();
