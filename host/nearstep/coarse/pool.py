@@ -24,9 +24,9 @@ from nearstep.run import check_bound
 from nearstep.scalars import is_whole
 from nearstep.storage.errors import SnapshotError
 from nearstep.storage.snapshot_file import as_path, load, open_file, save
-from nearstep_spec.coarse.registers import Operation, Wire
+from nearstep_spec.coarse.registers import ReduceOp, Wire
 
-OPERATIONS = {each.name.lower(): each for each in Operation}
+OPERATIONS = {each.name.lower(): each for each in ReduceOp}
 WIRES = {each.name.lower(): each for each in Wire}
 
 SILENCE_CYCLES = 1 << 16

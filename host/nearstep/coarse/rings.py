@@ -29,7 +29,7 @@ from nearstep.registers import WORD_MASK, BlockRegisters
 from nearstep.run import check_bound
 from nearstep.scalars import is_whole
 from nearstep_spec.coarse.config import BEAT_BYTES, PORTS
-from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
+from nearstep_spec.coarse.registers import ErrorCause, ReduceOp, Stream, Wire
 from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES
 
 IDLE_CYCLES = 1 << 18
@@ -72,7 +72,7 @@ class RingJob:
     """
 
     part: Part
-    operation: Operation
+    operation: ReduceOp
     wire: Wire
     sources: Sequence[int]
     destinations: Sequence[int]
@@ -191,7 +191,7 @@ class JobPort:
 
     def words(self, job: RingJob, device: int) -> list[tuple[int, int]]:
         """Return the addresses and words of the writes that start a job on a device, in order."""
-        average = job.operation is Operation.AVERAGE
+        average = job.operation is ReduceOp.AVERAGE
         lsb = self._lsb
         bits = job.operation << lsb["operation"] | job.wire << lsb["wire"] | job.tag << lsb["tag"]
         scale = int(np.float32(job.scale if average else 1.0).view(np.uint32))
@@ -279,7 +279,7 @@ class Rings:
     def make_job(
         self,
         part: Part,
-        operation: Operation,
+        operation: ReduceOp,
         wire: Wire,
         *,
         sources: Sequence[int],

@@ -481,4 +481,4 @@ REQUESTS = (
     Leave,
     Loaded,
 )
-"""Messages for the method of a job of that name; the engine schedules `Push`."""
+"""Messages for the method of a job of that name; the dispatcher schedules `Push`."""

@@ -17,7 +17,7 @@ Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
 Secret = Annotated[bytes, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=1 << 16)]
-Operation = Literal["sum", "average", "max"]
+ReduceOpName = Literal["sum", "average", "max"]
 
 
 class Message(Struct, tag=True, forbid_unknown_fields=True):
@@ -110,7 +110,7 @@ class Open(Message):
 
     exchange: Number
     elements: Annotated[int, Meta(ge=1, le=1 << 40)]
-    operation: Operation
+    operation: ReduceOpName
     wire: Name
     segment: Number
     device: Number

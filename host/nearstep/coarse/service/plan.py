@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.coarse.routing import partition
-from nearstep.coarse.service.segment import PAGE_BYTES
+from nearstep.coarse.service.shared_memory import PAGE_BYTES
 
 IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
 """Identity of each operation."""

@@ -101,7 +101,7 @@ class Replies:
         self.pushed = 0
         self._arrived = threading.Condition()
         self._answers: dict[int, Message] = {}
-        self._landings: dict[int, NDArray[np.uint8]] = {}
+        self._buffers: dict[int, NDArray[np.uint8]] = {}
         self._error: ServiceError | None = None
         self._requests = 0
         self._closed = False
@@ -169,12 +169,12 @@ class Replies:
         """
         request = self.request()
         if into is not None:
-            self._landings[request] = into
+            self._buffers[request] = into
         try:
             self.send(make(request), payload)
             answer = self.answer(request, what)
         finally:
-            self._landings.pop(request, None)
+            self._buffers.pop(request, None)
         return answer.text if isinstance(answer, Done) else ""
 
     def answer(self, request: int, what: str) -> Message:
@@ -252,12 +252,12 @@ class Replies:
     def _receive(self, seconds: float) -> None:
         """Handle available messages; wait at most `seconds` for the first one."""
         connection = self.connection
-        message = connection.take(self._landing) if connection.has_ahead else None
+        message = connection.take(self._buffer_of) if connection.has_ahead else None
         if message is None and connection.await_input(seconds):
-            message = connection.take(self._landing)
+            message = connection.take(self._buffer_of)
         while message is not None:
             self._take(message)
-            message = connection.take(self._landing) if connection.has_ahead else None
+            message = connection.take(self._buffer_of) if connection.has_ahead else None
 
     def close(self, *, leave: bool) -> None:
         """End the connection; with `leave`, send `Leave` first."""
@@ -305,7 +305,7 @@ class Replies:
             return self.welcome.beat_s
         return min(SLICE_S, self.silence_s / 4)  # before the service said how often
 
-    def _landing(self, message: Message) -> NDArray[np.uint8] | None:
+    def _buffer_of(self, message: Message) -> NDArray[np.uint8] | None:
         if self.is_shared:
             return None
         if isinstance(message, Summed):
@@ -313,7 +313,7 @@ class Replies:
             if sums is not None and message.shard < len(sums.places):
                 return sums.places[message.shard]
         elif isinstance(message, Value):
-            return self._landings.get(message.request)
+            return self._buffers.get(message.request)
         return None
 
     def _take(self, message: Message) -> None:

@@ -11,7 +11,7 @@ from typing import Self, get_args
 
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.routing import SHARD_ALIGNMENT
-from nearstep.coarse.service.engine import Engine, Scheduling
+from nearstep.coarse.service.dispatcher import Dispatcher, Scheduling
 from nearstep.coarse.service.sockets import Sockets
 from nearstep.coarse.service.wire import Address
 from nearstep.errors import ArgumentError
@@ -42,7 +42,7 @@ class Server:
     queue_shards : maximum number of pushed shards of a client that have not come back.
     beat_s : seconds between signs of life of both sides.
     silence_s : seconds without one after which a client counts as lost.
-    scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Engine`.
+    scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Dispatcher`.
     snapshots : folder in which clients may save and load; None: they may not.
     share_memory : whether TCP clients on this machine switch to shared memory.
 
@@ -86,7 +86,7 @@ class Server:
                 f"scheduler must be one of {', '.join(get_args(Scheduling))}, not {scheduler!r}"
             )
         self.address = Address(address)
-        self.engine = Engine(
+        self.dispatcher = Dispatcher(
             pool,
             shard_bytes=shard_bytes,
             queue_shards=queue_shards,
@@ -100,7 +100,7 @@ class Server:
             nearby = f"@nearstep-{secrets.token_hex(16)}"
             listeners.append(Address(f"unix:{nearby}").listen())
         self._name = listeners[0].getsockname()
-        self._sockets = Sockets(listeners, token, nearby, silence_s, self.engine.post)
+        self._sockets = Sockets(listeners, token, nearby, silence_s, self.dispatcher.post)
         self._stopped = threading.Event()
         place = self.address.place
         self._socket: str | None = None
@@ -117,10 +117,10 @@ class Server:
 
     def start(self) -> None:
         """Start to serve, in background threads."""
-        self.engine.start(self._sockets.turn, self._sockets.wake)
+        self.dispatcher.start(self._sockets.turn, self._sockets.wake)
         threading.Thread(
             target=self._sockets.live,
-            args=(self._stopped, self.engine.beat_s),
+            args=(self._stopped, self.dispatcher.beat_s),
             name="coarse signs of life",
             daemon=True,
         ).start()
@@ -130,9 +130,9 @@ class Server:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        self.engine.stop()
+        self.dispatcher.stop()
         self._sockets.close(FINISH_S)
-        self.engine.pool.close()
+        self.dispatcher.pool.close()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._socket)

@@ -26,7 +26,7 @@ from nearstep.coarse.service.messages import (
     Stay,
 )
 from nearstep.coarse.service.plan import Layout
-from nearstep.coarse.service.segment import PAGE_BYTES, Segment
+from nearstep.coarse.service.shared_memory import PAGE_BYTES, SharedMemory
 from nearstep.coarse.service.wire import Connection
 
 HANDSHAKE = (Hello, Proof, Stay)
@@ -40,7 +40,7 @@ class Session:
     """The service's state of a client.
 
     `Sockets` reads messages, checks them with `note` and finds their payloads' places; the thread
-    of `Engine` carries them out.
+    of `Dispatcher` carries them out.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Session:
         self.job = hello.job
         self.rank = hello.rank
         self.clients = hello.clients
-        self.segments: dict[int, Segment] = {}
+        self.segments: dict[int, SharedMemory] = {}
         self.queued = 0
         self.left = False
         self._opened: dict[int, tuple[Open, Layout]] = {}
@@ -84,7 +84,7 @@ class Session:
                 raise FrameError(f"at most {MAX_SEGMENTS} segments", "one more")
             shared = self.connection.is_shared
             descriptor = self.connection.take_descriptor() if shared else None
-            segment = Segment(message.size, descriptor)
+            segment = SharedMemory(message.size, descriptor)
             segment.close()
             with self._lock:
                 if not self._closed:  # the job may have ended meanwhile
@@ -109,7 +109,7 @@ class Session:
             self.memory(message, message.nbytes)
         self.connection.check_descriptors()
 
-    def landing(self, message: Message) -> NDArray[np.uint8] | None:
+    def buffer_of(self, message: Message) -> NDArray[np.uint8] | None:
         """Return the destination of a message's payload; None with shared memory.
 
         Raises

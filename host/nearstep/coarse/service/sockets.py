@@ -29,8 +29,8 @@ from nearstep.coarse.service.messages import (
     Proof,
     Stay,
 )
-from nearstep.coarse.service.segment import SegmentError
 from nearstep.coarse.service.session import Session
+from nearstep.coarse.service.shared_memory import SharedMemoryError
 from nearstep.coarse.service.wire import MAX_MESSAGE_BYTES, MAX_STRANGER_BYTES, Connection
 
 HANDSHAKE_S = 30.0
@@ -83,7 +83,7 @@ class Peer:
 class Sockets:
     """Listeners and connections; `turn` handles those that are ready.
 
-    The engine's thread calls `turn` between its tasks. While a task takes long, the thread of
+    The dispatcher's thread calls `turn` between its tasks. While a task takes long, the thread of
     `live` takes turns, so that clients still get signs of life and can send.
 
     Parameters
@@ -246,7 +246,7 @@ class Sockets:
         try:
             while True:
                 session = peer.session
-                message = connection.take(_nowhere if session is None else session.landing)
+                message = connection.take(_nowhere if session is None else session.buffer_of)
                 if message is None:
                     if connection.missing >= BULK_BYTES:
                         self._arm(peer, filling=True)
@@ -265,7 +265,7 @@ class Sockets:
                     self._go_on(peer, message)
                 if not connection.has_ahead:
                     return
-        except (FrameError, HandshakeError, SegmentError, StalledError) as error:
+        except (FrameError, HandshakeError, SharedMemoryError, StalledError) as error:
             self._refuse(peer, error)
         except EOFError:
             self._drop(peer, "closed its connection")

@@ -48,7 +48,7 @@ MAX_LEFT = 1 << 16
 SLICE_S = 0.2
 """Interval at which a wait checks whether the connection was closed."""
 
-Landing = Callable[[Any], "NDArray[np.uint8] | None"]
+BufferOf = Callable[[Any], "NDArray[np.uint8] | None"]
 """Returns the buffer for the payload of a message; None if it must have no payload."""
 
 
@@ -187,7 +187,7 @@ class Connection:
         self._whole: Any = None
         self._failure: Exception | None = None
         self._control_bytes = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS) if self.is_shared else 0
-        self._landing: Landing = lambda message: None
+        self._buffer_of: BufferOf = lambda message: None
         self._ahead = bytearray()
         self._incoming = self._messages()
         self._begun: float | None = None  # time of the last bytes of an unfinished frame
@@ -356,15 +356,15 @@ class Connection:
         finally:
             self._lock.release()
 
-    def receive(self, landing: Landing) -> Any:
-        """Wait for the next message; the payload is received into the buffer from `landing`."""
-        while (message := self.take(landing)) is None:
+    def receive(self, buffer_of: BufferOf) -> Any:
+        """Wait for the next message; the payload is received into the buffer from `buffer_of`."""
+        while (message := self.take(buffer_of)) is None:
             self.await_input(SLICE_S)
         return message
 
-    def take(self, landing: Landing) -> Any:
+    def take(self, buffer_of: BufferOf) -> Any:
         """Return the next message, or None while it is incomplete; raises as `receive`."""
-        self._landing = landing
+        self._buffer_of = buffer_of
         if (message := self._whole) is None:
             message = self._next()
         self._whole = None
@@ -402,7 +402,7 @@ class Connection:
                 message = self._decoder.decode(body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise FrameError("a message of the protocol", str(error)) from None
-            place = self._landing(message)
+            place = self._buffer_of(message)
             room = 0 if place is None else place.size
             if room != size:
                 raise FrameError(f"a payload of {room} bytes", f"{size}")

@@ -38,8 +38,8 @@ from nearstep.coarse.service.messages import (
     Put,
     Welcome,
 )
-from nearstep.coarse.service.segment import Segment, SegmentError
 from nearstep.coarse.service.session import Session
+from nearstep.coarse.service.shared_memory import SharedMemory, SharedMemoryError
 from nearstep.coarse.service.wire import HEADER, MAGIC, Address, Connection
 
 from .conftest import TOKEN, Service, greet
@@ -71,7 +71,7 @@ def test_a_hello_that_is_wrong_is_refused_and_says_why(serve) -> None:
     assert "rank must be from 0 to 1" in refusal(service, rank=2)
     with connect(service) as first:
         greet(first, clients=2)
-        while not service.server.engine.jobs:
+        while not service.server.dispatcher.jobs:
             time.sleep(0.001)
         assert refusal(service) == "job 'a' has a client 0"
         assert refusal(service, rank=1, clients=3) == "job 'a' has 2 clients, not 3"
@@ -169,22 +169,22 @@ def test_a_client_that_breaks_the_protocol_is_named_to_the_others(serve, tcp) ->
 def test_memory_that_could_shrink_is_not_taken(tmp_path) -> None:
     shared = os.memfd_create("plain")
     os.truncate(shared, 4096)
-    with pytest.raises(SegmentError, match="sealed"):
-        Segment(4096, shared)
-    good = Segment(4096)
+    with pytest.raises(SharedMemoryError, match="sealed"):
+        SharedMemory(4096, shared)
+    good = SharedMemory(4096)
     with pytest.raises(PermissionError):
         os.truncate(good.descriptor, 0)
-    with pytest.raises(SegmentError, match="must have 8192 bytes, not 4096"):
-        Segment(8192, os.dup(good.descriptor))
-    with pytest.raises(SegmentError):
-        Segment(0, os.open(tmp_path, os.O_RDONLY))
+    with pytest.raises(SharedMemoryError, match="must have 8192 bytes, not 4096"):
+        SharedMemory(8192, os.dup(good.descriptor))
+    with pytest.raises(SharedMemoryError):
+        SharedMemory(0, os.open(tmp_path, os.O_RDONLY))
     good.close()
 
 
 @pytest.mark.parametrize("count", [0, 2, 200])
 def test_descriptors_that_are_not_due_end_the_connection(serve, count) -> None:
     service = serve(2)
-    segment = Segment(4096)
+    segment = SharedMemory(4096)
     before = Left.of(service)
     with connect(service) as connection:
         assert isinstance(greet(connection), Welcome)
@@ -251,7 +251,7 @@ def test_a_value_of_a_client_that_left_is_not_waited_for(serve) -> None:
 @pytest.mark.parametrize("dead", range(4))
 def test_a_dead_device_is_named_to_all_and_serves_again_when_it_is_back(serve, dead) -> None:
     service = serve(4)
-    backend = service.server.engine.pool.device.backend
+    backend = service.server.dispatcher.pool.device.backend
 
     def action(client) -> tuple[int, ...]:
         exchange = client.exchange(8)

@@ -1,4 +1,4 @@
-"""The engine of the service: one thread runs the devices and handles the clients' requests."""
+"""The dispatcher of the service: one thread runs the devices and handles the clients' requests."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ class Task:
     slices: int = 0
 
 
-class Engine:
+class Dispatcher:
     """Handles the requests of the clients of all jobs, in one thread.
 
     Parameters
     ----------
-    pool : used by the engine's thread alone from `start` on.
+    pool : used by the dispatcher's thread alone from `start` on.
     shard_bytes : least size of shards, unless the clients choose.
     queue_shards : most shards that a client has pushed and not got back.
     beat_s : seconds between signs of life.
@@ -137,7 +137,7 @@ class Engine:
         self._turn: Callable[[float], None] = time.sleep
         self._wake: Callable[[], None] = lambda: None
         self._looked = 0.0
-        self._thread = threading.Thread(target=self._run, name="coarse engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="coarse dispatcher", daemon=True)
 
     def start(self, turn: Callable[[float], None], wake: Callable[[], None]) -> None:
         """Start the thread.
