@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self, get_args
 
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.routing import SHARD_ALIGNMENT
+from nearstep.coarse.routing import check_shard_bytes
 from nearstep.coarse.service.dispatcher import Dispatcher, Scheduling
 from nearstep.coarse.service.sockets import Sockets
 from nearstep.coarse.service.wire import Address
@@ -39,7 +39,7 @@ class Server:
     token : shared secret of service and clients; it is never sent.
     shard_bytes : least size of a shard, unless the client chooses; a multiple of 2048. The size
         determines the order of additions.
-    queue_shards : maximum number of pushed shards of a client that have not come back.
+    queue_shards : maximum number of pushed shards of a client that were not returned.
     beat_s : seconds between signs of life of both sides.
     silence_s : seconds without one after which a client counts as lost.
     scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Dispatcher`.
@@ -68,10 +68,7 @@ class Server:
         snapshots: Path | None = None,
         share_memory: bool = True,
     ) -> None:
-        if not is_whole(shard_bytes) or shard_bytes <= 0 or shard_bytes % SHARD_ALIGNMENT:
-            raise ArgumentError(
-                f"shard_bytes must be a positive multiple of {SHARD_ALIGNMENT}, not {shard_bytes!r}"
-            )
+        check_shard_bytes(shard_bytes)
         if not is_whole(queue_shards) or queue_shards < 1:
             raise ArgumentError(f"queue_shards must be at least 1, not {queue_shards!r}")
         if not 0 < beat_s < silence_s:
