@@ -54,7 +54,7 @@ BufferOf = Callable[[Any], "NDArray[np.uint8] | None"]
 
 
 ADDRESS = re.compile(
-    r"unix:(?P<path>.+)|tcp:(\[(?P<six>.+)\]|(?P<host>[^:]+)):(?P<port>\d+)", re.DOTALL
+    r"unix:(?P<path>.+)|tcp:(\[(?P<six>.+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d+)", re.DOTALL
 )
 
 
