@@ -54,7 +54,6 @@ class Client:
     ------
     HandshakeError : wrong token, version, rank or number of clients.
     ServiceLostError : no service at the address, or it ended.
-    JobError : not all clients connected in time.
 
     Ref: COARSE paper, sections III-D and IV-B.
     """
@@ -176,12 +175,7 @@ class Client:
         return Exchange(self._replies, self._arena, memory, opened)
 
     def get(self, key: str, out: NDArray[np.uint8]) -> None:
-        """Copy the value of a name to `out`; waits until the value exists.
-
-        Raises
-        ------
-        UnlikeError : the value and `out` differ in size.
-        """
+        """Copy the value of a name to `out`; waits until the value exists."""
         with self._arena.borrow(out.size) as place:
             what, fields = f"{key!r} from another client", (place.segment, out.size, place.offset)
             self._replies.ask(what, messages.Get, key, *fields, into=place.data)
@@ -267,10 +261,6 @@ class Client:
         ----------
         step : step number t, from 1.
         hyper : JSON object; missing hyper-parameters keep the values given at `Client.exchange`.
-
-        Raises
-        ------
-        RefusedError : the step is invalid; nothing was changed, and the job continues.
         """
         self._replies.ask(
             "hyper-parameters to be checked", messages.Check, exchange.number, step, hyper
