@@ -213,23 +213,26 @@ class CoarsePool:
             freed (FreedBufferError) or made without `reduced`; or the pool has a single device.
         """
         with self.rings.lock:
-            self.check_operation(op)
-            self.check_wire(wire)
-            self.check_tensor(tensor)
-            self.check_ring("reduce")
-            if not tensor.reduced:
-                raise ArgumentError(f"{tensor!r} must be made with reduced=True to be reduced")
-            parts = self.split(tensor.size, wire, group)
-            tensor.check_idle("reduce")
-            self.rings.check_ready()
-            devices = range(self.devices)
-            sources = [tensor.front(device).address for device in devices]
-            destinations = [tensor.back(device).address for device in devices]
-            how = OPERATIONS[op], WIRES[wire], sources, destinations
-            event = Event(self.rings, tensor, [self.rings.make_job(part, *how) for part in parts])
-            self.rings.check_space([part.group for part in parts])
+            event = self._event(tensor, op, wire, group)
+            self.rings.check_space([part.group for part in event.parts])
             self.rings.submit(event)
         return event
+
+    def _event(self, tensor: PoolTensor, op: str, wire: str, group: int | None) -> Event:
+        self.check_operation(op)
+        self.check_wire(wire)
+        self.check_tensor(tensor)
+        self.check_ring("reduce")
+        if not tensor.reduced:
+            raise ArgumentError(f"{tensor!r} must be made with reduced=True to be reduced")
+        parts = self.split(tensor.size, wire, group)
+        tensor.check_idle("reduce")
+        self.rings.check_ready()
+        devices = range(self.devices)
+        sources = [tensor.front(device).address for device in devices]
+        destinations = [tensor.back(device).address for device in devices]
+        how = OPERATIONS[op], WIRES[wire], sources, destinations
+        return Event(self.rings, tensor, [self.rings.make_job(part, *how) for part in parts])
 
     def all_reduce(
         self,
