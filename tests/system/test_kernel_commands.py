@@ -22,7 +22,7 @@ from nearstep_spec.updater.registers import (
     CopyOutFormat,
     ErrorCause,
     GradientFormat,
-    Operation,
+    RunKind,
 )
 
 from ..host.driver.conftest import SIM_CARD_SHAPE
@@ -92,12 +92,12 @@ class Draw:
         self.count = int(rng.choice([0, 1, lanes, rng.integers(1, 9 * config.block_elements)]))
         self.rule = int(rng.integers(len(config.rules)))
         self.form = GradientFormat[str(rng.choice(config.gradient_formats)).upper()]
-        self.operation = Operation.SCAN if config.scan and rng.random() < 0.3 else Operation.UPDATE
-        if self.operation is Operation.SCAN and self._chance(0.3):
+        self.operation = RunKind.SCAN if config.scan and rng.random() < 0.3 else RunKind.UPDATE
+        if self.operation is RunKind.SCAN and self._chance(0.3):
             self.rule = 77  # a scan has no rule
         self.compression = Compression.NONE
         self.copy_out = CopyOutFormat.NONE
-        if self.operation is Operation.UPDATE:
+        if self.operation is RunKind.UPDATE:
             if config.compression and rng.random() < 0.8:
                 self.compression = Compression[str(rng.choice(config.compression)).upper()]
             if config.copy_out_formats and rng.random() < 0.5:
@@ -262,7 +262,7 @@ def agree(devices, runs: int, seed: int) -> Counter:
             assert outcome(device, config) == expected, context
             differs = np.flatnonzero(memory(device) != expected_memory)
             assert not differs.size, f"{differs[:8]} {context}"
-        kind = draw.operation if draw.operation is Operation.SCAN else draw.compression
+        kind = draw.operation if draw.operation is RunKind.SCAN else draw.compression
         seen[kind.name, ErrorCause(expected["cause"]).name] += 1
         if draw.copy_out is not CopyOutFormat.NONE and expected["done"]:
             seen["copied"] += 1

@@ -19,7 +19,7 @@ from nearstep.device import open_device
 from nearstep.errors import WaitTimeoutError
 from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY
 from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES
-from nearstep_spec.coarse.registers import ErrorCause, Operation, Wire
+from nearstep_spec.coarse.registers import ErrorCause, ReduceOp, Wire
 
 DEVICES, GROUPS = 4, 2
 MEMORY = 1 << 20
@@ -71,7 +71,7 @@ class Job:
         names = ("elements", "operation", "wire", "tag")
         same = {name: getattr(self, name) for name in names}
         places = {"source": self.source[device], "destination": self.destination[device]}
-        scale = 0x3E800000 if self.operation == Operation.AVERAGE else 0x3F800000
+        scale = 0x3E800000 if self.operation == ReduceOp.AVERAGE else 0x3F800000
         return {**same, **places, "scale": scale, **self.changes.get(device, {})}
 
 
@@ -150,10 +150,10 @@ class Round:
         elif self.spoil == "tag":
             change = {"tag": job.tag ^ 1 << int(rng.integers(16))}
         elif self.spoil == "scale":
-            job.operation = Operation.MAX
+            job.operation = ReduceOp.MAX
             change = {"scale": 0x40000000}
         elif self.spoil == "other operation":
-            job.operation, change = Operation.SUM, {"operation": Operation.MAX}
+            job.operation, change = ReduceOp.SUM, {"operation": ReduceOp.MAX}
         elif self.spoil == "other wire":
             job.wire, change = Wire.FP16, {"wire": Wire.BF16}
         else:  # a device never gets it, nor any behind it

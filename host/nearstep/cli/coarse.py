@@ -17,7 +17,7 @@ import typer
 
 from nearstep.cli.outcome import group, reported, working
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.service.engine import Scheduling
+from nearstep.coarse.service.dispatcher import Scheduling
 from nearstep.coarse.service.folder import temporary_folder
 from nearstep.coarse.service.server import BEAT_S, QUEUE_SHARDS, SHARD_BYTES, SILENCE_S, Server
 from nearstep.coarse.service.spawn import token_of
@@ -122,7 +122,7 @@ def _serve(
             threading.Thread(target=_read_to_end, args=(ended,), daemon=True).start()
         ended.wait()
         deadline = time.monotonic() + LEAVE_S
-        while until_eof and server.engine.jobs and time.monotonic() < deadline:
+        while until_eof and server.dispatcher.jobs and time.monotonic() < deadline:
             time.sleep(0.05)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Self
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 from nearstep.registers import BlockRegisters, Registers
 from nearstep_spec.coarse.config import PORTS
@@ -12,20 +12,25 @@ from nearstep_spec.coarse.registers import LINK_COUNTERS, SYNC_COUNTERS
 COUNTER_BITS = 64
 
 
-@dataclass(frozen=True)
-class Counts:
-    """Counters of one block; `after - before` is the difference modulo 2**64."""
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """Base of counters; `after - before` is the difference, of integers modulo 2**64."""
 
     def __sub__(self, before: Self) -> Self:
-        counted = {
-            each.name: (getattr(self, each.name) - getattr(before, each.name)) % (1 << COUNTER_BITS)
-            for each in fields(self)
-        }
-        return type(self)(**counted)
+        names = [each.name for each in fields(self)]
+        return type(self)(**{n: _minus(getattr(self, n), getattr(before, n)) for n in names})
+
+
+def _minus(after: Any, before: Any) -> Any:
+    if isinstance(after, tuple):
+        return tuple(map(_minus, after, before))
+    if isinstance(after, Counters):
+        return after - before
+    return None if None in (after, before) else (after - before) % (1 << COUNTER_BITS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinkCounters(Counts):
+class LinkCounters(Counters):
     """Counters of one end of a link.
 
     Attributes
@@ -48,7 +53,7 @@ class LinkCounters(Counts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoreCounters(Counts):
+class CoreCounters(Counters):
     """Counters of a sync core: cycles with a running job, beats of its ALUs, and stalls by cause.
 
     Attributes
@@ -65,7 +70,7 @@ class CoreCounters(Counts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceCounters:
+class DeviceCounters(Counters):
     """Counters of one device.
 
     Attributes
@@ -81,18 +86,17 @@ class DeviceCounters:
     pages_copied: int
     snapshot_stall: int
 
-    def __sub__(self, before: Self) -> DeviceCounters:
-        return DeviceCounters(
-            links=tuple(a - b for a, b in zip(self.links, before.links, strict=True)),
-            cores=tuple(a - b for a, b in zip(self.cores, before.cores, strict=True)),
+    def __sub__(self, before: Self) -> Self:
+        return replace(
+            super().__sub__(before),
             pages_copied=self.pages_copied,
             snapshot_stall=self.snapshot_stall,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolCounters:
-    """Counters of all devices; `after - before` is the difference.
+class PoolCounters(Counters):
+    """Counters of all devices.
 
     Attributes
     ----------
@@ -101,28 +105,6 @@ class PoolCounters:
 
     cycles: int | None
     devices: tuple[DeviceCounters, ...]
-
-    def busy_share(self, device: int, port: int) -> float | None:
-        """Return the share of cycles in which a direction of a link carried a phit; None without a
-        clock."""
-        return self._share(self.devices[device].links[port].sent_phits)
-
-    def payload_share(self, device: int, port: int) -> float | None:
-        """Return the share of cycles in which a direction carried a phit of an entry; None without
-        a clock."""
-        return self._share(self.devices[device].links[port].payload_phits)
-
-    def _share(self, phits: int) -> float | None:
-        return phits / self.cycles if self.cycles else None
-
-    def __sub__(self, before: Self) -> PoolCounters:
-        clocks = self.cycles is not None and before.cycles is not None
-        return PoolCounters(
-            cycles=(self.cycles or 0) - (before.cycles or 0) if clocks else None,
-            devices=tuple(
-                after - then for after, then in zip(self.devices, before.devices, strict=True)
-            ),
-        )
 
 
 def read_counters(node: Registers, groups: int) -> DeviceCounters:
@@ -133,13 +115,13 @@ def read_counters(node: Registers, groups: int) -> DeviceCounters:
             LinkCounters(**_values(node.pool, LINK_COUNTERS, f"link{port}_"))
             for port in range(PORTS)
         ),
-        cores=tuple(_core(node[f"sync{group}"]) for group in range(groups)),
+        cores=tuple(_read_core(node[f"sync{group}"]) for group in range(groups)),
         pages_copied=int(node.pool.snapshot_pages_copied.value),
         snapshot_stall=int(node.pool.snapshot_stall.value),
     )
 
 
-def _core(core: BlockRegisters) -> CoreCounters:
+def _read_core(core: BlockRegisters) -> CoreCounters:
     core.control.latch = 1
     return CoreCounters(**_values(core, SYNC_COUNTERS, ""))
 

@@ -112,44 +112,22 @@ class Buckets:
     workers: range
 
 
-def split_buckets(sizes_in_backward_order: Sequence[int], m: int) -> Buckets:
-    """Return the longest prefix of whole buckets of at most `m` bytes, for the devices.
-
-    Parameters
-    ----------
-    sizes_in_backward_order : bytes of each bucket or tensor, in backward order.
-    m : as from `best_split`.
-
-    Raises
-    ------
-    ArgumentError : a size is no integer from 0, or `m` none from 0 to their sum.
-    """
-    sums = _sums(sizes_in_backward_order)
-    if not (is_whole(m) and 0 <= m <= sums[-1]):
-        raise ArgumentError(f"m must be an integer from 0 to {sums[-1]}, not {m!r}")
-    return _cut(sums, max(i for i, each in enumerate(sums) if each <= m))
-
-
 def best_buckets(sizes_in_backward_order: Sequence[int], inputs: DualInputs) -> Buckets:
     """Return the split of whole buckets with the shortest T_train; of equal ones the fewest for
     devices.
 
+    Parameters
+    ----------
+    sizes_in_backward_order : bytes of each bucket or tensor, in backward order.
+
     Raises
     ------
-    ArgumentError : a size is no integer from 0, or their sum is not n.
+    ArgumentError : the sum of the sizes is not n.
     """
-    sums = _sums(sizes_in_backward_order)
+    for size in sizes_in_backward_order:
+        check_whole("sizes", size, 0)
+    sums = [*accumulate(sizes_in_backward_order, initial=0)]
     if sums[-1] != inputs.nbytes:
         raise ArgumentError(f"buckets must have n = {inputs.nbytes} bytes, not {sums[-1]}")
-    return _cut(sums, min(range(len(sums)), key=lambda i: (inputs.train_s(sums[i]), i)))
-
-
-def _sums(sizes: Sequence[int]) -> list[int]:
-    """Return the cumulative sums of sizes, from 0."""
-    for size in sizes:
-        check_whole("sizes", size, 0)
-    return [*accumulate(sizes, initial=0)]
-
-
-def _cut(sums: Sequence[int], count: int) -> Buckets:
+    count = min(range(len(sums)), key=lambda i: (inputs.train_s(sums[i]), i))
     return Buckets(devices=range(count), workers=range(count, len(sums) - 1))

@@ -79,25 +79,17 @@ class RingError(FieldedDeviceError):
     address : address of a failed access, in the memory of `device`.
     """
 
-    template = "{summary} ({said})"
+    template = "device {device} ended its jobs: {cause} on stream {stream} at {address:#x} ({said})"
     _: KW_ONLY
     device: int
     causes: Mapping[int, str]
     stream: str
     address: int
-    detail: str = ""
 
     @property
     def cause(self) -> str:
         """Name of the cause on `device`, as in the register map."""
         return self.causes[self.device]
-
-    @property
-    def summary(self) -> str:
-        if self.detail:
-            return self.detail
-        where = f"{self.cause} on stream {self.stream} at {self.address:#x}"
-        return f"device {self.device} ended its jobs: {where}"
 
     @property
     def said(self) -> str:

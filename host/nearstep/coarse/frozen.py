@@ -34,10 +34,6 @@ class FrozenRange:
     pages: int
     area: Buffer
 
-    @property
-    def nbytes(self) -> int:
-        return self.pages * PAGE_BYTES
-
 
 class Frozen:
     """A snapshot of tensors, made by `CoarsePool.freeze`.

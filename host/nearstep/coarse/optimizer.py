@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -14,8 +13,8 @@ from numpy.typing import NDArray
 from nearstep.buffer import Buffer
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.stored import ADDING_RULE, PARAMETERS, StoredParameters
-from nearstep.coarse.tensor import PoolTensor, as_array
-from nearstep.errors import ArgumentError, DtypeError, NearstepError, ShapeError
+from nearstep.coarse.tensor import PoolTensor, as_floats
+from nearstep.errors import ArgumentError, NearstepError
 from nearstep.scalars import is_whole
 from nearstep_spec.rule.optimizer import Optimizer
 
@@ -96,7 +95,7 @@ class StorageOptimizer:
             store = PoolStore(store, clients)
         elif clients is not None:
             raise ArgumentError(f"clients must be those of the store, not {clients!r}")
-        values = _checked("parameters", as_array(parameters))
+        values = as_floats("parameters", parameters)
         self.store = store
         self.shape = values.shape
         self.steps = 0
@@ -124,7 +123,7 @@ class StorageOptimizer:
             raise ArgumentError(
                 f"there must be {self.store.clients} gradients, not {len(gradients)}"
             )
-        arrays = [_checked("gradients", as_array(each), self.shape) for each in gradients]
+        arrays = [as_floats("gradients", each, self.shape) for each in gradients]
         fills = [partial(_copy, np.ascontiguousarray(each).reshape(-1)) for each in arrays]
         self.update(fills, None, **hyper)
 
@@ -176,12 +175,7 @@ class StorageOptimizer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             self.free()
         except NearstepError:
@@ -221,15 +215,13 @@ class PoolStore:
             pool.device.check_rule(ADDING_RULE)
         self._stored = StoredParameters.make(pool, optimizer, values, **hyper)
         self._tensors = [*self._stored.tensors.values()]
-
-        def tensor(size: int, *, reduced: bool) -> PoolTensor:
-            self._tensors.append(pool.tensor((size,), reduced=reduced))
-            return self._tensors[-1]
-
+        count = self.clients if pool.devices == 1 else 1
         try:
-            count = self.clients if pool.devices == 1 else 1
-            self._gradients = [tensor(values.size, reduced=pool.devices > 1) for _ in range(count)]
-            self._steps = tensor(2, reduced=False)
+            sizes = [(values.size,)] * count
+            self._gradients = pool.tensors(sizes, reduced=pool.devices > 1)
+            self._tensors += self._gradients
+            self._steps = pool.tensor((2,), reduced=False)
+            self._tensors.append(self._steps)
         except BaseException:
             self.free()
             raise
@@ -290,12 +282,3 @@ class PoolStore:
 
 def _copy(given: Floats, out: Floats, start: int, stop: int) -> None:
     out[:] = given[start:stop]
-
-
-def _checked(what: str, array: NDArray[Any], shape: tuple[int, ...] | None = None) -> Floats:
-    """Return an array if it is float32, and of the shape if one is given."""
-    if array.dtype != np.float32:
-        raise DtypeError(what, "float32", array.dtype)
-    if shape is not None and array.shape != shape:
-        raise ShapeError(what, shape, array.shape)
-    return array

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self, overload
+from typing import Any, BinaryIO, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +23,14 @@ from nearstep.run import check_bound
 from nearstep.scalars import is_whole
 from nearstep.storage.errors import SnapshotError
 from nearstep.storage.snapshot_file import as_path, load, open_file, save
-from nearstep_spec.coarse.registers import Operation, Wire
+from nearstep_spec.coarse.registers import ReduceOp, Wire
 
-OPERATIONS = {each.name.lower(): each for each in Operation}
+OPERATIONS = {each.name.lower(): each for each in ReduceOp}
 WIRES = {each.name.lower(): each for each in Wire}
 
 SILENCE_CYCLES = 1 << 16
+
+Reduced = TypeVar("Reduced", PoolTensor, Sequence[PoolTensor])
 
 
 class Event(Pending):
@@ -51,7 +52,7 @@ class Event(Pending):
         self.tensor.end(succeeded=error is None)
 
     def __repr__(self) -> str:
-        state = "ended" if self._ended else "in work"
+        state = "ended" if self.found_ended else "in work"
         return f"<reduction of {self.tensor!r}, {state}>"
 
 
@@ -69,14 +70,12 @@ class CoarsePool:
 
     Attributes
     ----------
-    devices : number of devices.
     groups : number of rings that work at the same time, one for each sync core of a device.
 
     Raises
     ------
     ArgumentError : `device` is no CoarseDevice, or is a single device without an update kernel, or
         `silence_cycles` is not from 0 to 2**32 - 1.
-    WaitTimeoutError : a device did not become idle.
 
     Ref: COARSE paper, sections III and IV.
     """
@@ -129,11 +128,8 @@ class CoarsePool:
 
         Raises
         ------
-        TensorMismatchError : arrays differ in shape or dtype; nothing was sent to a device.
         ArgumentError : a negative shape, not one array for each device, or not float32
             (DtypeError).
-        OutOfDeviceMemoryError : the buffers of the tensor, two on each device or one without
-            `reduced`, do not fit.
         """
         self.device.check_open("make a tensor")
         if is_shape(arrays):
@@ -141,21 +137,34 @@ class CoarsePool:
             shape = tuple(map(int, shape))
             if any(dim < 0 for dim in shape):
                 raise ArgumentError(f"shape must not be negative, not {shape}")
-            # Allocate on the devices first: an error there needs no array on the host.
-            tensor = PoolTensor(self.rings, shape, reduced=reduced)
-            values = [np.zeros(shape, np.float32)] * self.devices
+            values = None
         else:
             values = self._checked(arrays)
             shape = tuple(int(dim) for dim in values[0].shape)
-            tensor = PoolTensor(self.rings, shape, reduced=reduced)
-        try:
-            for device, each in enumerate(values):
+        tensor = PoolTensor(self.rings, shape, reduced=reduced)
+        try:  # an allocation on the devices that fails needs no array on the host
+            for device, each in enumerate(values or [np.zeros(shape, np.float32)] * self.devices):
                 tensor.write(device, each)
         except BaseException:
             if not self.device.closed:
                 tensor.free()
             raise
         return tensor
+
+    def tensors(
+        self, arrays: Iterable[int | Sequence[Any]], *, reduced: bool = True
+    ) -> tuple[PoolTensor, ...]:
+        """Allocate tensors as `tensor` does; after an error, none of them."""
+        made: list[PoolTensor] = []
+        try:
+            for each in arrays:
+                made.append(self.tensor(each, reduced=reduced))
+        except BaseException:
+            if not self.device.closed:
+                for tensor in made:
+                    tensor.free()
+            raise
+        return tuple(made)
 
     def split(
         self, elements: int, wire: str = "fp32", group: int | None = None
@@ -175,7 +184,8 @@ class CoarsePool:
             raise ArgumentError(f"elements must be a whole number, at least 0, not {elements!r}")
         self.check_wire(wire)
         if group is not None:
-            self.check_group(group)
+            if not is_whole(group) or not 0 <= group < self.groups:
+                raise ArgumentError(f"group must be from 0 to {self.groups - 1}, not {group!r}")
         groups = range(self.groups) if group is None else (group,)
         return split(self.device.config, elements, wire, groups)
 
@@ -199,11 +209,8 @@ class CoarsePool:
 
         Raises
         ------
-        QueueFullError : a needed queue is full. Nothing was sent to a device.
         ArgumentError : no such operation, format or group; the tensor belongs to another pool, was
             freed (FreedBufferError) or made without `reduced`; or the pool has a single device.
-        BusyError : a job or transfer that has not ended uses the tensor.
-        ResetNeededError : an earlier error ended all jobs, and `reset` was not called since.
         """
         with self.rings.lock:
             event = self._event(tensor, op, wire, group)
@@ -221,74 +228,42 @@ class CoarsePool:
         parts = self.split(tensor.size, wire, group)
         tensor.check_idle("reduce")
         self.rings.check_ready()
-        jobs = [
-            self.rings.make_job(
-                part,
-                OPERATIONS[op],
-                WIRES[wire],
-                sources=[tensor.front(device).address for device in range(self.devices)],
-                destinations=[tensor.back(device).address for device in range(self.devices)],
-            )
-            for part in parts
-        ]
-        return Event(self.rings, tensor, jobs)
+        devices = range(self.devices)
+        sources = [tensor.front(device).address for device in devices]
+        destinations = [tensor.back(device).address for device in devices]
+        how = OPERATIONS[op], WIRES[wire], sources, destinations
+        return Event(self.rings, tensor, [self.rings.make_job(part, *how) for part in parts])
 
-    @overload
     def all_reduce(
         self,
-        tensors: PoolTensor,
+        tensors: Reduced,
         op: str = "sum",
         wire: str = "fp32",
         *,
         group: int | None = None,
         max_cycles: int | None = None,
-    ) -> PoolTensor: ...
-
-    @overload
-    def all_reduce(
-        self,
-        tensors: Sequence[PoolTensor],
-        op: str = "sum",
-        wire: str = "fp32",
-        *,
-        group: int | None = None,
-        max_cycles: int | None = None,
-    ) -> tuple[PoolTensor, ...]: ...
-
-    def all_reduce(
-        self,
-        tensors: PoolTensor | Sequence[PoolTensor],
-        op: str = "sum",
-        wire: str = "fp32",
-        *,
-        group: int | None = None,
-        max_cycles: int | None = None,
-    ) -> PoolTensor | tuple[PoolTensor, ...]:
+    ) -> Reduced:
         """Reduce tensors over all devices, wait, and return them.
 
         A single tensor is split over all rings; of a sequence, each tensor uses one ring in turn,
-        and as many are in flight as the queues hold.
+        and as many are in flight as the queues hold. All are checked before the first is submitted.
 
         Parameters
         ----------
         op, wire, group : as in `submit`.
         max_cycles : bound of the wait for each tensor, as in `Event.wait`.
-
-        Raises
-        ------
-        ArgumentError, BusyError, QueueFullError, ResetNeededError, ClosedDeviceError : as `submit`.
-            All tensors are checked before the first is submitted.
         """
         check_bound(max_cycles)
         if isinstance(tensors, PoolTensor):
-            return self.submit(tensors, op, wire, group=group).result(max_cycles)
-        tensors = self.check_tensors(tensors)
-        for tensor in tensors:
+            self.submit(tensors, op, wire, group=group).wait(max_cycles)
+            return tensors
+        each_once = self.check_tensors(tensors)
+        for tensor in each_once:
             tensor.check_idle("reduce")
-        if len(set(map(id, tensors))) != len(tensors):
+        if len(set(map(id, each_once))) != len(each_once):
             raise ArgumentError("tensors must be given once each")
         events: list[Event] = []
-        for number, tensor in enumerate(tensors):
+        for number, tensor in enumerate(each_once):
             ring = number % self.groups if group is None else group
             while True:
                 try:
@@ -316,10 +291,6 @@ class CoarsePool:
 
         Tensors keep their values from before the aborted jobs; events that had not ended fail with
         `PoolAbortedError`. Jobs queued directly through registers are dropped.
-
-        Raises
-        ------
-        WaitTimeoutError : a device did not become idle.
         """
         self.device.check_open("reset")
         self.rings.reset()
@@ -331,9 +302,6 @@ class CoarsePool:
 
         Raises
         ------
-        SnapshotSpaceError : the tensors have more pages than the devices can freeze, or there is no
-            memory for the copies.
-        SnapshotError : another snapshot is open.
         ArgumentError : `tensors` is empty, or a tensor belongs to another pool or was freed.
         """
         tensors = self.check_tensors(tensors)
@@ -402,7 +370,7 @@ class CoarsePool:
         if saved != expected:
             raise SnapshotError(f"{path} must have tensors of shapes {expected}, not {saved}")
         if named is None:
-            return self._made([arrays[name] for name in sorted(arrays, key=lambda n: (len(n), n))])
+            return self.tensors([*arrays[n]] for n in sorted(arrays, key=lambda n: (len(n), n)))
         with self.rings.lock:  # so that no job starts in between
             for tensor in named.values():
                 tensor.check_idle("restore")
@@ -420,28 +388,10 @@ class CoarsePool:
         self.check_tensors([*tensors.values()])
         return dict(tensors)
 
-    def _made(self, arrays: Sequence[NDArray[Any]]) -> tuple[PoolTensor, ...]:
-        """Return new tensors of these values; after an error there are none."""
-        made: list[PoolTensor] = []
-        try:
-            for each in arrays:
-                made.append(self.tensor([*each]))
-        except BaseException:
-            if not self.device.closed:
-                for tensor in made:
-                    tensor.free()
-            raise
-        return tuple(made)
-
     def check_ring(self, action: str) -> None:
         """Raise `ArgumentError`, which names `action`, if the pool has a single device."""
         if self.devices < 2:
             raise ArgumentError(f"cannot {action} on {self!r}: one device has no ring")
-
-    def check_group(self, group: int) -> None:
-        """Raise `ArgumentError` unless the group exists."""
-        if not is_whole(group) or not 0 <= group < self.groups:
-            raise ArgumentError(f"group must be from 0 to {self.groups - 1}, not {group!r}")
 
     def check_tensor(self, tensor: PoolTensor) -> None:
         """Raise unless `tensor` is a usable tensor of this pool."""
@@ -493,12 +443,7 @@ class CoarsePool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

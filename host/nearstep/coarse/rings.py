@@ -5,31 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from nearstep.backends.base import Backend, Completion, Poll
+from nearstep.coarse import errors
 from nearstep.coarse.device import CoarseDevice
-from nearstep.coarse.errors import (
-    JobMismatchError,
-    JobRefusedError,
-    MemoryResponseError,
-    PoolAbortedError,
-    QueueFullError,
-    ResetNeededError,
-    RingError,
-    RingTimeoutError,
-    SilentLinkError,
-    Waiting,
-)
 from nearstep.coarse.split import Part
 from nearstep.errors import ArgumentError, WaitTimeoutError
 from nearstep.registers import WORD_MASK, BlockRegisters
 from nearstep.run import check_bound
 from nearstep.scalars import is_whole
 from nearstep_spec.coarse.config import BEAT_BYTES, PORTS
-from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
+from nearstep_spec.coarse.registers import ErrorCause, ReduceOp, Stream, Wire
 from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES
 
 IDLE_CYCLES = 1 << 18
@@ -46,15 +35,14 @@ SLICE_CYCLES = 1 << 12
 
 COMPLETED_BITS = 32
 
-ERRORS: Mapping[ErrorCause, type[RingError]] = {
-    ErrorCause.READ_RESPONSE: MemoryResponseError,
-    ErrorCause.WRITE_RESPONSE: MemoryResponseError,
-    ErrorCause.WINDOW: JobRefusedError,
-    ErrorCause.ALIGNMENT: JobRefusedError,
-    ErrorCause.OVERLAP: JobRefusedError,
-    ErrorCause.UNSUPPORTED: JobRefusedError,
-    ErrorCause.MISMATCH: JobMismatchError,
-    ErrorCause.ABORTED: PoolAbortedError,
+ERRORS: Mapping[ErrorCause, type[errors.RingError]] = {
+    **dict.fromkeys(
+        (ErrorCause.READ_RESPONSE, ErrorCause.WRITE_RESPONSE), errors.MemoryResponseError
+    ),
+    **dict.fromkeys((ErrorCause.WINDOW, ErrorCause.ALIGNMENT), errors.JobRefusedError),
+    **dict.fromkeys((ErrorCause.OVERLAP, ErrorCause.UNSUPPORTED), errors.JobRefusedError),
+    ErrorCause.MISMATCH: errors.JobMismatchError,
+    ErrorCause.ABORTED: errors.PoolAbortedError,
 }
 
 
@@ -72,7 +60,7 @@ class RingJob:
     """
 
     part: Part
-    operation: Operation
+    operation: ReduceOp
     wire: Wire
     sources: Sequence[int]
     destinations: Sequence[int]
@@ -96,9 +84,15 @@ class Pending(Completion):
     ----------
     parts : elements that each ring reduces; they determine the order of additions.
     jobs : tuple[RingJob, ...]. One for each part.
+    found_ended : whether the end of all jobs is known already.
+    error : the error that ended the jobs, or None.
+    cycles : device cycles from the creation of this object until the host found the jobs ended.
     """
 
     backend: Backend
+    found_ended = False
+    error: errors.RingError | None = None
+    cycles: int | None = None
 
     def __init__(self, rings: Rings, jobs: Sequence[RingJob]) -> None:
         self.parts: tuple[Part, ...] = tuple(job.part for job in jobs)
@@ -106,35 +100,17 @@ class Pending(Completion):
         self.backend = rings.device.backend
         self._rings = rings
         self._begun = self.backend.cycles
-        self._cycles: int | None = None
-        self._ended = False
-        self._error: RingError | None = None
 
     @property
     def ended(self) -> bool:
         """Whether all jobs have ended or failed; reads the devices' counters without waiting."""
-        if not self._ended:
+        if not self.found_ended:
             self._rings.look()
-        return self._ended
-
-    @property
-    def found_ended(self) -> bool:
-        """Whether the end of all jobs is known already; reads no register."""
-        return self._ended
-
-    @property
-    def error(self) -> RingError | None:
-        """The error that ended the jobs, or None."""
-        return self._error
-
-    @property
-    def cycles(self) -> int | None:
-        """Device cycles from the creation of this object until the host found the jobs ended."""
-        return self._cycles
+        return self.found_ended
 
     @property
     def polls(self) -> Sequence[Poll]:
-        if self._ended:  # another one's end was looked for, and this one's found
+        if self.found_ended:  # another one's end was looked for, and this one's found
             return ()
         return self._rings.polls(self)
 
@@ -150,21 +126,21 @@ class Pending(Completion):
         max_cycles : bound in device cycles (steps, on devices without a clock). None: enough for
             all queued jobs at 64 cycles a beat, and for the detection of a dead peer.
         """
-        if not self._ended:
+        if not self.found_ended:
             self._rings.wait(self, max_cycles)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self
 
     def begin(self) -> None:
         """Called by the rings before the first job is given to a device."""
 
-    def end(self, error: RingError | None) -> None:
+    def end(self, error: errors.RingError | None) -> None:
         """Record the end of the jobs and their error; called by the rings."""
         now = self.backend.cycles
-        self._cycles = None if now is None or self._begun is None else now - self._begun
-        self._ended = True
-        self._error = error
+        self.cycles = None if now is None or self._begun is None else now - self._begun
+        self.found_ended = True
+        self.error = error
 
 
 JOB_REGISTERS = ("source", "destination", "elements", "scale", "job", "start")
@@ -191,7 +167,7 @@ class JobPort:
 
     def words(self, job: RingJob, device: int) -> list[tuple[int, int]]:
         """Return the addresses and words of the writes that start a job on a device, in order."""
-        average = job.operation is Operation.AVERAGE
+        average = job.operation is ReduceOp.AVERAGE
         lsb = self._lsb
         bits = job.operation << lsb["operation"] | job.wire << lsb["wire"] | job.tag << lsb["tag"]
         scale = int(np.float32(job.scale if average else 1.0).view(np.uint32))
@@ -215,7 +191,7 @@ class Rings:
         self.device = device
         self.devices = len(device.nodes)
         self.silence_cycles = silence_cycles
-        self.failure: RingError | None = None
+        self.failure: errors.RingError | None = None
         self.lock = threading.RLock()
         self._pushed: list[list[int]] = []
         self._pending: list[Pending] = []
@@ -279,9 +255,8 @@ class Rings:
     def make_job(
         self,
         part: Part,
-        operation: Operation,
+        operation: ReduceOp,
         wire: Wire,
-        *,
         sources: Sequence[int],
         destinations: Sequence[int],
         scale: np.float32 | None = None,
@@ -316,11 +291,11 @@ class Rings:
         gave a job to devices was interrupted."""
         with self.lock:  # another thread may be giving one to them
             if self._giving:
-                raise ResetNeededError(
+                raise errors.ResetNeededError(
                     "a call was interrupted while it gave a job to devices: reset() the pool first"
                 )
         if self.failure is not None:
-            raise ResetNeededError(
+            raise errors.ResetNeededError(
                 "a device ended all jobs: reset() the pool first"
             ) from self.failure
 
@@ -331,7 +306,7 @@ class Rings:
             for device in range(self.devices):
                 place = self._ports[device][group].waiting
                 if self._read(place.address) & place.mask >= capacity:  # its lowest field
-                    raise QueueFullError(device, group, capacity)
+                    raise errors.QueueFullError(device, group, capacity)
 
     def begin(self, pending: Pending) -> None:
         """Include these jobs in `look` and `reset`, before any device has them."""
@@ -377,7 +352,7 @@ class Rings:
                 job.incomplete.discard(device)
         return not job.incomplete
 
-    def _look_for_errors(self) -> RingError | None:
+    def _look_for_errors(self) -> errors.RingError | None:
         """Return the error that ended all jobs, if any; the pool then needs a reset."""
         found = (each.holds(self._read(each.address)) for each in self._errors)
         if self.failure is None and any(found):
@@ -406,7 +381,7 @@ class Rings:
             except WaitTimeoutError as error:
                 remaining -= spent
                 if remaining <= 0 and not pending.ended:
-                    raise RingTimeoutError(
+                    raise errors.RingTimeoutError(
                         f"the end of {', '.join(map(str, pending.jobs))}",
                         bound,
                         self.waits(),
@@ -438,7 +413,7 @@ class Rings:
         """Run the devices until a poll holds, or raise `WaitTimeoutError`."""
         self.device.backend.wait(polls, max_cycles)
 
-    def waits(self) -> tuple[Waiting, ...]:
+    def waits(self) -> tuple[errors.Waiting, ...]:
         """Return, for each device with a running job, the devices without the same job."""
         found = []
         for group in self._groups:
@@ -455,7 +430,7 @@ class Rings:
                     for peer in range(self.devices)
                     if jobs.get(peer) != job
                 }
-                found.append(Waiting(device, job, peers))
+                found.append(errors.Waiting(device, job, peers))
         return tuple(found)
 
     @property
@@ -491,12 +466,12 @@ class Rings:
                 receive_port=receive,
             )
 
-    def _end_pending(self, error: RingError | None) -> None:
+    def _end_pending(self, error: errors.RingError | None) -> None:
         for each in self._pending:
             each.end(error)
         self._pending.clear()
 
-    def _gather(self) -> RingError:
+    def _gather(self) -> errors.RingError:
         """Wait for the error reports of all devices that get one, and return the first fault."""
         for node in self.device.nodes:
             try:
@@ -526,32 +501,22 @@ class Rings:
 
     def _outcome(
         self, cause: ErrorCause, device: int, causes: Mapping[int, ErrorCause] | None = None
-    ) -> RingError:
+    ) -> errors.RingError:
         pool = self.device.nodes[device].pool
         error = pool.error.get()
         names = {
             number: each.name
             for number, each in (causes or dict.fromkeys(range(self.devices), cause)).items()
         }
-        transactions = self.device.backend.transactions()
-        registers = pool.dump()
+        found: dict[str, Any] = {
+            "device": device,
+            "causes": names,
+            "stream": Stream(error["stream"]).name,
+            "transactions": self.device.backend.transactions(),
+            "registers": pool.dump(),
+        }
         if cause is ErrorCause.SILENT:
             port = int(error["stream"] == Stream.LINK1)
-            return SilentLinkError(
-                device=device,
-                port=port,
-                peer=(device + (1 if port else -1)) % self.devices,
-                causes=names,
-                stream=Stream(error["stream"]).name,
-                address=0,
-                registers=registers,
-                transactions=transactions,
-            )
-        return ERRORS[cause](
-            device=device,
-            causes=names,
-            stream=Stream(error["stream"]).name,
-            address=pool.error_address.value,
-            registers=registers,
-            transactions=transactions,
-        )
+            peer = (device + (1 if port else -1)) % self.devices
+            return errors.SilentLinkError(**found, address=0, port=port, peer=peer)
+        return ERRORS[cause](**found, address=pool.error_address.value)

@@ -51,6 +51,14 @@ def check_sizes(sizes: Sequence[int], proxy: int | None = None) -> None:
         raise ProfileError(proxy, f"sizes must ascend, not {sizes}")
 
 
+def check_shard_bytes(shard_bytes: int) -> None:
+    """Check the least size of a shard of a service."""
+    if not is_whole(shard_bytes) or shard_bytes < 1 or shard_bytes % SHARD_ALIGNMENT:
+        raise ArgumentError(
+            f"shard_bytes must be a positive multiple of {SHARD_ALIGNMENT}, not {shard_bytes!r}"
+        )
+
+
 @dataclass(frozen=True)
 class Profile:
     """A client's measurements: time by size, to each proxy.
@@ -125,7 +133,6 @@ class RoutingTable:
     Parameters
     ----------
     threshold_bytes : larger tensors use `bandwidth_proxy`, all others `latency_proxy`.
-    latency_proxy, bandwidth_proxy : numbers of the proxies.
     """
 
     threshold_bytes: int

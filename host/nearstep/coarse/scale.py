@@ -38,11 +38,9 @@ class Fabric:
 
     Parameters
     ----------
-    devices : number of devices of a rack, in two rings of opposite directions.
-    racks : number of racks, also in two rings; a device exchanges with the devices at its position
-        in the other racks.
-    uplinks : number of links from a rack to the next, each as fast as a device's; the rack's
-        devices share them.
+    devices : of a rack, in two rings of opposite directions.
+    racks : also in two rings; a device exchanges with the devices at its position in other racks.
+    uplinks : links from a rack to the next, each as fast as a device's, shared by its devices.
     uplink_latency, link_latency, core_latency, memory_latency : cycles.
     config : size of an entry, and number of chunks in flight.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Self
@@ -49,9 +49,7 @@ class AllOf(Completion):
     @property
     def cycles(self) -> int | None:
         """Cycles of the slowest part."""
-        known = [each.cycles for each in self.parts]
-        found = [cycles for cycles in known if cycles is not None]
-        return max(found) if len(found) == len(known) else None
+        return _longest(each.cycles for each in self.parts)
 
     @property
     def polls(self) -> Sequence[Poll]:
@@ -59,9 +57,7 @@ class AllOf(Completion):
 
     @property
     def bound(self) -> int | None:
-        bounds = [each.bound for each in self.parts]
-        known = [bound for bound in bounds if bound is not None]
-        return max(known) if len(known) == len(bounds) else None
+        return _longest(each.bound for each in self.parts)
 
     def wait(self, max_cycles: int | None = None) -> Self:
         """Wait for all parts, then raise the first error."""
@@ -78,6 +74,12 @@ class AllOf(Completion):
     def abort(self, max_cycles: int | None = None) -> None:
         for each in self.parts:
             each.abort(max_cycles)
+
+
+def _longest(cycles: Iterable[int | None]) -> int | None:
+    """Return the greatest number, or None if one is not known."""
+    known = [*cycles]
+    return None if None in known else max(each or 0 for each in known)
 
 
 def accumulate(
@@ -105,12 +107,8 @@ class StoredParameters:
     Parameters
     ----------
     optimizer : one whose rule the devices have, or its name.
-    tensors : `p` and the states of the rule, by name; one-dimensional, of one size.
+    tensors : `p` and the states of `initial_values`, by name; one-dimensional, of one size.
     hyper : hyper-parameters; the defaults of others.
-
-    Raises
-    ------
-    ArgumentError : tensors are missing, unknown or of different sizes.
 
     Ref: COARSE paper, section III-D and figure 7.
     """
@@ -125,16 +123,8 @@ class StoredParameters:
         self.pool = pool
         self.optimizer = pool.device.optimizer(optimizer)
         self.hyper = dict(hyper)
-        wanted = set(initial_values(pool.device, self.optimizer, self.hyper))
-        if set(tensors) != wanted:
-            raise ArgumentError(
-                f"tensors of {self.optimizer.name} must be {sorted(wanted)}, not {sorted(tensors)}"
-            )
         self.tensors = dict(tensors)
-        sizes = {name: each.shape for name, each in tensors.items()}
         self.size = tensors[PARAMETERS].size
-        if set(sizes.values()) != {(self.size,)}:
-            raise ArgumentError(f"tensors must be of one dimension and one size, not {sizes}")
 
     @classmethod
     def make(
@@ -142,17 +132,13 @@ class StoredParameters:
     ) -> Self:
         """Store parameters (float32, one dimension) and first states on every device."""
         known = pool.device.optimizer(optimizer)
-        tensors: dict[str, PoolTensor] = {}
-        try:
-            for name, initial in initial_values(pool.device, known, hyper).items():
-                first = values if name == PARAMETERS else np.full_like(values, initial)
-                tensors[name] = pool.tensor([first] * pool.devices, reduced=False)
-            return cls(pool, known, tensors, hyper)
-        except BaseException:
-            if not pool.device.closed:
-                for each in tensors.values():
-                    each.free()
-            raise
+        initial = initial_values(pool.device, known, hyper)
+        first = (
+            values if name == PARAMETERS else np.full_like(values, initial[name])
+            for name in initial
+        )
+        tensors = pool.tensors(([each] * pool.devices for each in first), reduced=False)
+        return cls(pool, known, dict(zip(initial, tensors, strict=True)), hyper)
 
     def check(self, step: int, hyper: Mapping[str, Any]) -> None:
         """Raise `ArgumentError` unless step `step` can have these hyper-parameters.
@@ -211,11 +197,6 @@ class StoredParameters:
 
             begun.append(accumulate(device, each, update))
         return AllOf(begun)
-
-    def free(self) -> None:
-        """Free the memory."""
-        for tensor in self.tensors.values():
-            tensor.free()
 
 
 def initial_values(

@@ -38,7 +38,7 @@ class PoolTensor:
         self.size = math.prod(shape)
         self._event: Pending | None = None
         self._transfers: list[Completion] = []
-        self._freed = False
+        self.freed = False
         self._abandoned = False
         self._buffers: list[list[Buffer]] = []
         self._front = 0
@@ -57,10 +57,6 @@ class PoolTensor:
         return 4 * self.size
 
     @property
-    def freed(self) -> bool:
-        return self._freed
-
-    @property
     def event(self) -> Pending | None:
         """The job that is running or queued, or None."""
         if self._event is not None and self._event.ended:
@@ -74,30 +70,20 @@ class PoolTensor:
         ----------
         array : of the tensor's shape; of numpy, or readable by numpy without a copy, such as a
             tensor of torch.
-
-        Raises
-        ------
-        ArgumentError : no such device, or another shape or dtype (ShapeError, DtypeError).
-        BusyError : a job or transfer that has not ended uses the tensor.
         """
         self.check_idle("write")
-        values = self._given(device, array)
+        values = self._source(device, array)
         with self.rings.lock:  # no job may be given out meanwhile
             self.check_idle("write")
-            self.front(device).write(np.ascontiguousarray(values).reshape(-1))
+            self.front(device).write(values)
 
     def read(self, device: int, out: Any = None) -> NDArray[np.float32]:
         """Copy the array of a device to `out`, or to a new array, and return it.
 
         While a job is running, these are the values from before it.
-
-        Raises
-        ------
-        ArgumentError : no such device, or `out` has another shape or dtype (ShapeError,
-            DtypeError), or is not contiguous and writable.
         """
         self.check_usable("read")
-        values = self._taking(device, out)
+        values = self._destination(device, out)
         with self.rings.lock:  # the buffers do not change places meanwhile
             self.check_usable("read")
             self.front(device).read(values.reshape(-1))
@@ -110,7 +96,7 @@ class PoolTensor:
         ended.
         """
         self.check_usable("write")
-        values = np.ascontiguousarray(self._given(device, array)).reshape(-1)
+        values = self._source(device, array)
         with self.rings.lock:
             self._check_no_job("write")
             return self._under_way(self.front(device).submit_write(values))
@@ -119,13 +105,9 @@ class PoolTensor:
         """Begin `read` into `out`: a client's pull from its device.
 
         The tensor must be neither reduced nor written until the transfer has ended.
-
-        Raises
-        ------
-        BusyError : a job that has not ended uses the tensor.
         """
         self.check_usable("read")
-        values = self._taking(device, out).reshape(-1)
+        values = self._destination(device, out).reshape(-1)
         with self.rings.lock:
             self._check_no_job("read")
             return self._under_way(self.front(device).submit_read(values))
@@ -136,24 +118,17 @@ class PoolTensor:
             self._transfers.append(transfer)
         return transfer
 
-    def _given(self, device: int, array: Any) -> NDArray[np.float32]:
-        """Return `array` for numpy, checked so that it can be written to `device`."""
+    def _source(self, device: int, array: Any) -> NDArray[np.float32]:
+        """Return `array` for numpy, contiguous and checked so that it can be written to
+        `device`."""
         self.rings.check_device(device)
-        values = as_array(array)
-        if values.dtype != np.float32:
-            raise DtypeError(repr(self), "float32", values.dtype)
-        if values.shape != self.shape:
-            raise ShapeError(repr(self), self.shape, values.shape)
-        return values
+        return np.ascontiguousarray(as_floats(repr(self), array, self.shape)).reshape(-1)
 
-    def _taking(self, device: int, out: Any) -> NDArray[np.float32]:
+    def _destination(self, device: int, out: Any) -> NDArray[np.float32]:
         """Return `out`, checked, or a new array, as the destination of a read."""
         self.rings.check_device(device)
-        values = np.empty(self.shape, np.float32) if out is None else as_array(out)
-        if values.dtype != np.float32:
-            raise DtypeError(f"out of {self!r}", "float32", values.dtype)
-        if values.shape != self.shape:
-            raise ShapeError(f"out of {self!r}", self.shape, values.shape)
+        out = np.empty(self.shape, np.float32) if out is None else out
+        values = as_floats(f"out of {self!r}", out, self.shape)
         if not values.flags.c_contiguous:
             raise ShapeError(f"out of {self!r}", "contiguous", f"strided {values.strides}")
         if not values.flags.writeable:
@@ -161,31 +136,19 @@ class PoolTensor:
         return values
 
     def free(self) -> None:
-        """Free the memory on all devices.
-
-        Raises
-        ------
-        BusyError : a job or transfer that has not ended uses the tensor.
-        """
+        """Free the memory on all devices."""
         with self.rings.lock:
             self.check_idle("free")
             self._release()
-            self._freed = True
 
     def abandon(self) -> None:
-        """Abort transfers and free the memory, at once or when the current job ends or is aborted.
-
-        Raises
-        ------
-        Exception : a transfer could not be aborted; the memory is not freed.
-        """
+        """Abort transfers; free the memory at once, or when the current job has ended."""
         with self.rings.lock:
             self._abandoned = True
             for each in self._transfers:
                 each.abort()
-            if not self._freed and self.event is None:
+            if not self.freed and self.event is None:
                 self._release()
-                self._freed = True
 
     def front(self, device: int) -> Buffer:
         """Return the buffer with the current values on a device."""
@@ -204,14 +167,13 @@ class PoolTensor:
         self._event = None
         if succeeded:
             self._front = 1 - self._front
-        if self._abandoned and not self._freed:
+        if self._abandoned and not self.freed:
             self._release()
-            self._freed = True
 
     def check_usable(self, action: str) -> None:
         """Raise, naming `action`, if the tensor was freed or the pool is closed."""
         self.rings.device.check_open(f"{action} {self!r}")
-        if self._freed:
+        if self.freed:
             raise FreedBufferError(repr(self), action)
 
     def check_idle(self, action: str) -> None:
@@ -229,6 +191,7 @@ class PoolTensor:
         for buffers in self._buffers:
             for buffer in buffers:
                 buffer.free()
+        self.freed = True
 
     def __repr__(self) -> str:
         return f"PoolTensor({self.shape} on {self.rings.devices} devices)"
@@ -251,6 +214,17 @@ def as_array(value: Any) -> NDArray[Any]:
         raise ArgumentError(
             f"numpy must take an array without a copy, not {type(value).__name__}: {error}"
         ) from None
+
+
+def as_floats(what: str, value: Any, shape: tuple[int, ...] | None = None) -> NDArray[np.float32]:
+    """Return `value` as `as_array` does; raise unless it is float32, and of a shape if one is
+    given."""
+    array = as_array(value)
+    if array.dtype != np.float32:
+        raise DtypeError(what, "float32", array.dtype)
+    if shape is not None and array.shape != shape:
+        raise ShapeError(what, shape, array.shape)
+    return array
 
 
 def is_shape(value: Any) -> bool:

@@ -14,7 +14,7 @@ from nearstep_spec.updater.pair_registers import form_value
 from nearstep_spec.updater.registers import (
     CopyOutFormat,
     GradientFormat,
-    Operation,
+    RunKind,
     Stream,
 )
 
@@ -37,7 +37,7 @@ class Command:
     drawn : registers of stochastic rounding; None to nearest even.
     """
 
-    operation: Operation
+    operation: RunKind
     buffers: Mapping[str, Buffer]
     count: int
     gradient: str
@@ -72,7 +72,7 @@ class Command:
         if config.compression:
             kernel.compression.form = form_value(self.form)
             kernel.pairs.value = self.pairs
-        if self.operation is Operation.UPDATE:
+        if self.operation is RunKind.UPDATE:
             self._configure_rule(kernel, config)
             if config.stochastic_rounding:
                 self._configure_rounding(kernel, config)

@@ -36,7 +36,7 @@ from nearstep_spec.rule.rules import BY_RULE, FP32, OPTIMIZERS
 from nearstep_spec.rule.scale import GRADIENT, GRADIENT_SCALE
 from nearstep_spec.updater.config import COPY_OUT, INDEX, ConfigError, UpdateKernelConfig
 from nearstep_spec.updater.operands import operands
-from nearstep_spec.updater.registers import Operation
+from nearstep_spec.updater.registers import RunKind
 
 Started = TypeVar("Started", bound=KernelRun)
 
@@ -227,7 +227,7 @@ class UpdatingDevice(Device, ABC):
         check_buffer(self, self.kernel_config, GRADIENT, g, action)
         check_count("gradients", g.size)
         command = Command(
-            operation=Operation.SCAN,
+            operation=RunKind.SCAN,
             buffers={GRADIENT: g},
             count=g.size,
             gradient=gradient.format_of(g, self.kernel_config),
@@ -260,7 +260,7 @@ class UpdatingDevice(Device, ABC):
             UpdateRun,
             rule,
             Command(
-                operation=Operation.UPDATE,
+                operation=RunKind.UPDATE,
                 buffers=buffers,
                 count=states["p"].size,
                 gradient=gradient.format_of(value, self.kernel_config),

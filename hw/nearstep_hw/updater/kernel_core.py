@@ -56,7 +56,7 @@ from nearstep_spec.updater.registers import (
     Compression,
     CopyOutFormat,
     GradientFormat,
-    Operation,
+    RunKind,
     adam_kernel_map,
     update_rule,
 )
@@ -218,7 +218,7 @@ class KernelCore(wiring.Component):
         self.some_pairs = Signal(name="some_pairs")
         to = m.d.sync if config.cut else m.d.comb
         if config.scan:
-            to += self.scanning.eq(bank.o_operation_kind == Operation.SCAN)
+            to += self.scanning.eq(bank.o_operation_kind == RunKind.SCAN)
         if config.compression:
             to += [
                 self.paired.eq(bank.o_compression_form != Compression.NONE),
@@ -259,7 +259,7 @@ class KernelCore(wiring.Component):
         if len(config.programs) > 1:
             wrong.append((bank.o_rule >= len(config.programs)) & ~scanning)
         if config.scan:
-            wrong.append(bank.o_operation_kind > max(Operation))
+            wrong.append(bank.o_operation_kind > max(RunKind))
             wrong.append(scanning & (paired | self._copying(bank)))
         if config.compression:
             wrong.append(

@@ -46,7 +46,7 @@ class Stream(NamedValue):
     LINK1 = 5, "Link 1."
 
 
-class Operation(NamedValue):
+class ReduceOp(NamedValue):
     """`job.operation`."""
 
     SUM = 0, "Sum of all devices."
@@ -178,7 +178,7 @@ _JOB = [
         "job",
         Access.CONFIG,
         "Further fields of the job; equal on all devices of a ring.",
-        ("operation", 0, 2, "Operation on the elements of all devices.", Operation),
+        ("operation", 0, 2, "Operation on the elements of all devices.", ReduceOp),
         ("wire", 2, 2, "Format on the links.", Wire),
         ("tag", 16, 16, "Number of the job, equal on all devices."),
     ),

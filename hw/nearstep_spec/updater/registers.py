@@ -140,7 +140,7 @@ class CopyOutFormat(NamedValue):
     BF16 = 2, "bfloat16."
 
 
-class Operation(NamedValue):
+class RunKind(NamedValue):
     """`operation.kind`."""
 
     UPDATE = 0, "The update rule."
@@ -370,7 +370,7 @@ def _rounding(config: UpdateKernelConfig) -> list[Register]:
 
 
 def _operation() -> list[Register]:
-    kind: Row = ("kind", 0, 4, "Kind of run that START begins.", Operation)
+    kind: Row = ("kind", 0, 4, "Kind of run that START begins.", RunKind)
     found: Row = ("found_inf", 0, 1, "A gradient is infinite or NaN.")
     squares = "Sum over the gradients of the last run, if it was a scan: binary64."
     return [

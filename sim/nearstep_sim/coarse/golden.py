@@ -32,7 +32,7 @@ from nearstep_sim.models.memory import GUARD, LINE_BYTES, UNWRITTEN, WRITTEN
 from nearstep_sim.updater.golden import STEP_ELEMENTS, make_engines
 from nearstep_sim.updater.golden_port import RESPONSES, ArmedInjection
 from nearstep_spec.coarse.config import PORTS, WIRE_FORMATS, CoarseConfig
-from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, register_bytes
+from nearstep_spec.coarse.registers import ErrorCause, ReduceOp, Stream, register_bytes
 from nearstep_spec.csr.block import Response
 
 STEP_BYTES = 1 << 14
@@ -81,7 +81,7 @@ def _sums_as_written(job: GoldenJob) -> bool:
 
     Results never overlap sources: a step can be repeated.
     """
-    return job.wire == list(WIRE_FORMATS).index("fp32") and job.operation != Operation.MAX
+    return job.wire == list(WIRE_FORMATS).index("fp32") and job.operation != ReduceOp.MAX
 
 
 class GoldenPool(EmulatedBackend):
@@ -408,7 +408,7 @@ class GoldenPool(EmulatedBackend):
         """Compute the result, as bytes."""
         result = ring_all_reduce(
             sources,
-            operation=Operation(job.operation).name.lower(),
+            operation=ReduceOp(job.operation).name.lower(),
             wire=list(WIRE_FORMATS)[job.wire],
             config=self.config,
             reverse=bool(group % 2),
@@ -464,7 +464,7 @@ class GoldenPool(EmulatedBackend):
         self, group: int, ring: GoldenRing, job: GoldenJob, outs: Sequence[NDArray[np.float32]]
     ) -> None:
         """The sums of a step, of a job in fp32."""
-        average = job.operation == Operation.AVERAGE
+        average = job.operation == ReduceOp.AVERAGE
         coarse_cpp.ring_sum(
             ring.sources,
             outs,

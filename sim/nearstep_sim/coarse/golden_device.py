@@ -17,7 +17,7 @@ from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, TAG_BITS, WIRE_F
 from nearstep_spec.coarse.registers import (
     UPDATER,
     ErrorCause,
-    Operation,
+    ReduceOp,
     Stream,
     Wire,
     device_maps,
@@ -27,7 +27,7 @@ from nearstep_spec.csr.model import BLOCK_BYTES
 COPIED_BITS = 32
 """Pages in one read of `snapshot_copied`."""
 
-OPERATIONS = frozenset(map(int, Operation))
+OPERATIONS = frozenset(map(int, ReduceOp))
 
 SHOWN_TAG_BITS = 15
 """Bits of `jobs.tag`."""

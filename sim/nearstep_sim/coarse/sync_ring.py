@@ -17,7 +17,7 @@ from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_sim.verilate.harness import CInjection, FaultRecord
 from nearstep_spec.coarse.config import CoarseConfig
-from nearstep_spec.coarse.registers import Operation, Wire
+from nearstep_spec.coarse.registers import ReduceOp, Wire
 
 __all__ = ["STALLS", "CoreReport", "Job", "SyncRing"]
 
@@ -39,7 +39,7 @@ class Job:
     source: int
     destination: int
     elements: int
-    operation: int = Operation.SUM
+    operation: int = ReduceOp.SUM
     wire: int = Wire.FP32
     scale: float = 1.0
     tag: int = 0

@@ -20,7 +20,7 @@ from nearstep_spec.updater.registers import (
     CopyOutFormat,
     ErrorCause,
     GradientFormat,
-    Operation,
+    RunKind,
     Stream,
 )
 
@@ -134,7 +134,7 @@ class Command:
     @property
     def scans(self) -> bool:
         """Whether the gradients are read alone."""
-        return self.operation == Operation.SCAN
+        return self.operation == RunKind.SCAN
 
     @property
     def chosen(self) -> Rule:
@@ -247,7 +247,7 @@ class Command:
         forms = set(map(form_value, ("none", *config.compression)))
         compressed = self.form != Compression.NONE
         return bool(
-            self.operation not in set(Operation)
+            self.operation not in set(RunKind)
             or (not self.scans and self.rule >= len(config.programs))
             or self.gradient not in formats
             or self.copy_out not in copies

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearstep.coarse.dual import DualInputs, best_buckets, best_split, split_buckets
+from nearstep.coarse.dual import DualInputs, best_buckets, best_split
 from nearstep.errors import ArgumentError
 
 same_each_time = settings(max_examples=80, deadline=None, derandomize=True, database=None)
@@ -134,20 +134,6 @@ def test_bad_inputs_are_refused(name: str, value: object) -> None:
 def test_a_split_that_is_none_is_refused(m: object) -> None:
     with pytest.raises(ArgumentError, match="m must be an integer from 0 to 1000, not"):
         sized().train_s(m)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="m must be an integer from 0 to 1000, not"):
-        split_buckets([600, 400], m)  # type: ignore[arg-type]
-
-
-@same_each_time
-@given(sizes=st.lists(st.integers(0, 9), max_size=8), data=st.data())
-def test_the_first_buckets_go_to_the_devices(sizes, data) -> None:
-    m = data.draw(st.integers(0, sum(sizes)))
-    found = split_buckets(sizes, m)
-    assert [*found.devices, *found.workers] == [*range(len(sizes))]
-    taken = sum(sizes[i] for i in found.devices)
-    assert taken <= m
-    assert not found.workers or taken + sizes[found.workers[0]] > m
-    assert split_buckets(sizes, sum(sizes)).devices == range(len(sizes))
 
 
 @same_each_time
@@ -166,4 +152,4 @@ def test_buckets_of_another_model_are_refused() -> None:
     with pytest.raises(ArgumentError, match="buckets must have n = 1000 bytes, not 999"):
         best_buckets([500, 499], sized())
     with pytest.raises(ArgumentError, match="sizes must be an integer from 0, not -1"):
-        split_buckets([-1, 1], 0)
+        best_buckets([-1, 1001], sized())

@@ -12,7 +12,7 @@ from nearstep_spec.updater.registers import (
     CopyOutFormat,
     ErrorCause,
     GradientFormat,
-    Operation,
+    RunKind,
     Stream,
 )
 
@@ -81,7 +81,7 @@ class Start:
         if len(config.rules) > 1:
             kernel.rule.value = 0
         if config.scan:
-            kernel.operation.kind = Operation.UPDATE
+            kernel.operation.kind = RunKind.UPDATE
         if config.compression:
             kernel.compression.form = Compression.FUSED if self.paired else Compression.NONE
             kernel.pairs.value = PAIRS

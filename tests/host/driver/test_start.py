@@ -14,7 +14,7 @@ from nearstep_spec.updater.registers import (
     CopyOutFormat,
     ErrorCause,
     GradientFormat,
-    Operation,
+    RunKind,
     Stream,
 )
 
@@ -38,7 +38,7 @@ def start(full):
     return Start(full)
 
 
-SCAN = {"operation": {"kind": Operation.SCAN}}
+SCAN = {"operation": {"kind": RunKind.SCAN}}
 DENSE, NO_COPY = {"compression": {"form": Compression.NONE}}, {"formats": {"copy_out": 0}}
 LACKING = {
     "rule": {"rule": 4},
@@ -237,7 +237,7 @@ def test_reading_is_checked_for_all_before_writing(start):
 
 def test_arrays_that_a_run_does_not_use_are_not_looked_at(start):
     bad = {"m": 4, "v": (1 << 64) - 4, "index": 12, "copy_out": 2, "g": 4, "p": 4}
-    update = {"operation": {"kind": Operation.UPDATE}}
+    update = {"operation": {"kind": RunKind.UPDATE}}
     none = {**DENSE, "pairs": 1 << 40}
     runs = {
         "scan": (["p", "m", "v", "index", "copy_out"], {**SCAN, **none, **NO_COPY, "rule": 77}),
@@ -258,10 +258,10 @@ def test_arrays_that_a_run_does_not_use_are_not_looked_at(start):
 
 
 def test_no_elements_are_done_whatever_the_arrays(start):
-    for kind in (Operation.UPDATE, Operation.SCAN):
+    for kind in (RunKind.UPDATE, RunKind.SCAN):
         start.reset()
         start.set(count=0, operation={"kind": kind}, pairs=PAIRS, p_address=4, g_address=4)
-        if kind is Operation.SCAN:
+        if kind is RunKind.SCAN:
             start.set(**DENSE, **NO_COPY)
         start.windows()
         assert start.outcome() == DONE

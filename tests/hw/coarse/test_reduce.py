@@ -11,7 +11,7 @@ from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden.coarse import maximum32
 from nearstep_sim.golden.fp import add32, mul32, narrow32, widen32
 from nearstep_spec.coarse.config import CoarseConfig
-from nearstep_spec.coarse.registers import Operation, Wire
+from nearstep_spec.coarse.registers import ReduceOp, Wire
 from nearstep_spec.fp import BF16, FP16
 
 WIRES = CoarseConfig().wire_formats
@@ -47,7 +47,7 @@ def _run(bench, wire, operation, received, local, control, mode="free"):
     rows[:, alus : 2 * alus] = local
     rows[:, -1] = control
     inputs = {
-        "i_operation": Operation[operation.upper()],
+        "i_operation": ReduceOp[operation.upper()],
         "i_wire": Wire[wire.upper()],
         "i_scale": int(SCALE.view(np.uint32)),
         "i_stop": 0,

@@ -11,7 +11,7 @@ from nearstep_sim.golden.coarse import OPERATIONS, ring_all_reduce
 from nearstep_sim.models.memory import POISON
 from nearstep_sim.verilate.harness import CInjection
 from nearstep_spec.coarse.config import BEAT_BYTES, CoarseConfig
-from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
+from nearstep_spec.coarse.registers import ErrorCause, ReduceOp, Stream, Wire
 
 MEBIBYTE = 1 << 20
 SMALL = {"entry_phits": 8, "chunks_ahead": 3, "local_beats": 32, "memory_bytes": MEBIBYTE}
@@ -89,7 +89,7 @@ def _reduce(ring, tensors, operation, wire, *, reverse=False, **options) -> Chec
         source=SOURCE,
         destination=DESTINATION,
         elements=len(tensors[0]),
-        operation=Operation[operation.upper()],
+        operation=ReduceOp[operation.upper()],
         wire=Wire[wire.upper()],
         scale=1 / members,
         tag=len(tensors[0]) & 0xFFFF,
@@ -202,7 +202,7 @@ def test_what_the_alus_wait_for_is_told(rings, options, strobe: str, least: int)
 def test_a_wrong_result_is_found(rings) -> None:
     ring, tensors = rings(2), _tensors(2, 100, 3)
     golden = ring_all_reduce(tensors, operation="max", wire="fp32", config=CONFIG)
-    job = Job(source=SOURCE, destination=DESTINATION, elements=100, operation=Operation.MAX)
+    job = Job(source=SOURCE, destination=DESTINATION, elements=100, operation=ReduceOp.MAX)
     _load(ring, tensors)
     reports = ring.run([job] * 2)
     _check(ring, tensors, reports, golden)
@@ -309,7 +309,7 @@ def _recovers(ring: SyncRing, tensors) -> None:
     [
         {"elements": 101},
         {"elements": 0},
-        {"operation": Operation.MAX},
+        {"operation": ReduceOp.MAX},
         {"wire": Wire.BF16},
         {"scale": 0.25},
         {"tag": 0x8000},

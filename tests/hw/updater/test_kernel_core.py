@@ -16,7 +16,7 @@ from nearstep_spec.updater.registers import (
     CopyOutFormat,
     ErrorCause,
     GradientFormat,
-    Operation,
+    RunKind,
     Stream,
 )
 
@@ -292,7 +292,7 @@ def test_every_kind_of_run_of_a_kernel_that_has_all_of_them():
     bench.defaults |= {"count.value": count, "rounding_seed.value": 77, "rounding_step.value": 5}
     copy = 6 * PLACE_BYTES
     pairs = {"pairs.value": total, "compression.form": Compression.FUSED}
-    scan = {"operation.kind": Operation.SCAN}
+    scan = {"operation.kind": RunKind.SCAN}
     dense = [
         {},
         {"rule.value": 1},

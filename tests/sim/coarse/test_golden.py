@@ -29,7 +29,7 @@ from nearstep_sim.coarse.golden import GoldenPool
 from nearstep_sim.golden import coarse_cpp
 from nearstep_sim.golden.coarse import ring_all_reduce
 from nearstep_spec.coarse.config import CoarseConfig
-from nearstep_spec.coarse.registers import ErrorCause, Operation, Stream, Wire
+from nearstep_spec.coarse.registers import ErrorCause, ReduceOp, Stream, Wire
 
 DEVICES = 4
 MEMORY = 64 << 10
@@ -388,7 +388,7 @@ class TestSums:
         size = pool.device.config.memory_bytes
         job = pool.rings.make_job(
             Part(group=group, start=0, stop=self.ELEMENTS),
-            Operation.AVERAGE,
+            ReduceOp.AVERAGE,
             Wire.FP32,
             sources=[d * size + self.SOURCE for d in range(DEVICES)],
             destinations=[d * size + self.DESTINATION for d in range(DEVICES)],

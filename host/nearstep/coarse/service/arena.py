@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nearstep.coarse.service.errors import RefusedError
 from nearstep.coarse.service.messages import Attach, Detach
 from nearstep.coarse.service.replies import Replies
-from nearstep.coarse.service.segment import PAGE_BYTES, Segment
+from nearstep.coarse.service.shared_memory import PAGE_BYTES, SharedMemory
 
 SLAB_BYTES = 4 << 20
 """Size of the segments that smaller places are cut from."""
@@ -23,7 +23,7 @@ KEPT_BYTES = 128 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Allocation:
     """Bytes of a segment.
 
     Attributes
@@ -51,10 +51,10 @@ class Arena:
     def __init__(self, replies: Replies) -> None:
         self._replies = replies
         self._lock = threading.Lock()
-        self._free: dict[int, list[Place]] = {}
+        self._free: dict[int, list[Allocation]] = {}
         self._segments = 0
 
-    def take(self, size: int) -> Place:
+    def take(self, size: int) -> Allocation:
         """Allocate a place of `size` bytes, a free one if there is one."""
         nbytes = max(PAGE_BYTES, 1 << max(0, size - 1).bit_length())
         with self._lock:
@@ -62,9 +62,9 @@ class Arena:
             if not free:
                 free += self._attach(nbytes)
             found = free.pop()
-        return Place(found.segment, found.offset, found.room, size)
+        return Allocation(found.segment, found.offset, found.room, size)
 
-    def give(self, place: Place) -> None:
+    def give(self, place: Allocation) -> None:
         """Free a place that neither side uses any more."""
         with self._lock:
             self._free[place.room.size].append(place)
@@ -76,7 +76,7 @@ class Arena:
                     kept -= size
 
     @contextlib.contextmanager
-    def borrow(self, size: int) -> Iterator[Place]:
+    def borrow(self, size: int) -> Iterator[Allocation]:
         """Allocate a place for one request; after an error other than a refusal the place is not
         reused, as the service may still access it."""
         place = self.take(size)
@@ -87,9 +87,9 @@ class Arena:
             raise
         self.give(place)
 
-    def _attach(self, nbytes: int) -> list[Place]:
+    def _attach(self, nbytes: int) -> list[Allocation]:
         """Attach a new segment, and return its places of `nbytes` bytes."""
-        segment = Segment(max(nbytes, SLAB_BYTES))
+        segment = SharedMemory(max(nbytes, SLAB_BYTES))
         number, self._segments = self._segments, self._segments + 1
         try:
             descriptors = [segment.descriptor] if self._replies.is_shared else []
@@ -97,6 +97,6 @@ class Arena:
         finally:
             segment.close()
         return [
-            Place(number, offset, segment.data[offset : offset + nbytes], nbytes)
+            Allocation(number, offset, segment.data[offset : offset + nbytes], nbytes)
             for offset in range(0, segment.data.size, nbytes)
         ]

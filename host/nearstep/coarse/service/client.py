@@ -8,44 +8,22 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.coarse.routing import SHARD_ALIGNMENT, Profile, RoutingTable, check_sizes
+from nearstep.coarse.routing import Profile, RoutingTable, check_shard_bytes, check_sizes
+from nearstep.coarse.service import messages
 from nearstep.coarse.service.arena import Arena
-from nearstep.coarse.service.errors import HandshakeError, RefusedError
+from nearstep.coarse.service.errors import HandshakeError
 from nearstep.coarse.service.exchange import Exchange
 from nearstep.coarse.service.handshake import nonce, proof
-from nearstep.coarse.service.messages import (
-    VERSION,
-    Barrier,
-    Challenge,
-    Check,
-    Close,
-    Get,
-    Hello,
-    Load,
-    Nearby,
-    Open,
-    Operation,
-    Probe,
-    Proof,
-    Put,
-    Save,
-    Stay,
-    Update,
-    Welcome,
-)
 from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.replies import Replies
 from nearstep.coarse.service.wire import Address
-from nearstep.errors import ArgumentError
-from nearstep.scalars import check_whole, is_whole
+from nearstep.scalars import check_whole
 
 TIMEOUT_S = 1800.0
 PROFILED_BYTES = tuple(1 << power for power in range(12, 25, 2))
@@ -60,17 +38,15 @@ class Client:
     address : address of the service: `unix:PATH`, `tcp:HOST:PORT` or `tcp:[HOST]:PORT`.
     token : shared secret; both ends prove that they know it, and it is never sent.
     job : name shared by all clients of the job.
-    rank : number of this client, from 0.
-    clients : number of clients of the job.
+    rank : number of this client, from 0 to `clients` - 1.
     timeout_s : limit of each wait, in seconds.
     silence_s : seconds without a sign of life after which the service counts as lost.
 
     Attributes
     ----------
     device : URL of the memory devices.
-    devices : number of memory devices.
     shard_bytes : default of the least size of a shard, in bytes.
-    queue_shards : maximum number of pushed shards that have not come back.
+    queue_shards : maximum number of pushed shards that were not returned.
     routing : chooses the device, by size, for exchanges made from now on; None: the device of this
         client's rank. The choice determines the order of additions.
 
@@ -78,7 +54,6 @@ class Client:
     ------
     HandshakeError : wrong token, version, rank or number of clients.
     ServiceLostError : no service at the address, or it ended.
-    JobError : not all clients connected in time.
 
     Ref: COARSE paper, sections III-D and IV-B.
     """
@@ -94,9 +69,7 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         silence_s: float = 60.0,
     ) -> None:
-        self.job = job
-        self.rank = rank
-        self.clients = clients
+        self.job, self.rank, self.clients = job, rank, clients
         self._exchanges = 0
         self.routing: RoutingTable | None = None
         self._lock = threading.Lock()
@@ -105,28 +78,26 @@ class Client:
         self._arena = Arena(self._replies)
         found = self._replies.welcome
         assert found is not None
-        self.device: str = found.device
-        self.devices: int = found.devices
-        self.shard_bytes: int = found.shard_bytes
-        self.queue_shards: int = found.queue_shards
+        self.device, self.devices = found.device, found.devices
+        self.shard_bytes, self.queue_shards = found.shard_bytes, found.queue_shards
 
     def _introduce(self, address: str, token: str, timeout_s: float, silence_s: float) -> Replies:
         """Connect, and wait for all clients; over TCP, switch to a Unix socket on this machine."""
         replies = Replies(address, timeout_s=timeout_s, silence_s=silence_s)
         others = f"all {self.clients} clients of job {self.job!r}"
         try:
-            hello = Hello(VERSION, self.job, self.rank, self.clients, nonce())
+            hello = messages.Hello(messages.VERSION, self.job, self.rank, self.clients, nonce())
             replies.send(hello)
-            asked: Challenge = replies.wait(lambda: replies.challenge, "the service")
+            asked: messages.Challenge = replies.wait(lambda: replies.challenge, "the service")
             digest = proof(token, "service", hello, asked.nonce)
-            replies.send(Proof(proof(token, "client", hello, asked.nonce)))
+            replies.send(messages.Proof(proof(token, "client", hello, asked.nonce)))
             replies.wait(lambda: replies.welcome or replies.nearby, others)
             nearby = replies.nearby
             if nearby is not None:
                 _check_service(nearby, digest)
             if nearby is None or not Address(f"unix:{nearby.name}").is_reached:
                 if nearby is not None:
-                    replies.send(Stay())
+                    replies.send(messages.Stay())
                 _check_service(replies.wait(lambda: replies.welcome, others), digest)
                 return replies
         except BaseException:
@@ -152,11 +123,11 @@ class Client:
     def exchange(
         self,
         elements: int,
-        operation: Operation = "sum",
+        operation: messages.ReduceOpName = "sum",
         wire: str = "fp32",
         *,
         shard_bytes: int | None = None,
-        update: Update | None = None,
+        update: messages.Update | None = None,
         kind: str = "",
         turn: int = 0,
     ) -> Exchange:
@@ -166,27 +137,20 @@ class Client:
 
         Parameters
         ----------
-        elements : number of float32 elements.
-        operation : `sum`, `average` or `max`.
         wire : format on the links of the devices.
         shard_bytes : least size of a shard, a multiple of 2048; None: the service's.
-        update : optimizer step that the devices do with the average; the clients get the
-            parameters.
+        update : optimizer step that the devices do with the average; parameters are returned.
         kind : description of the tensor, such as its dtype; equal on all clients.
         turn : as in `Exchange.begin`.
 
         Raises
         ------
-        ArgumentError : `shard_bytes` is not such a multiple, or there are no elements.
         UnlikeError : the clients open different tensors; names the clients of each.
         DeviceMemoryError : the devices have no memory for it.
         OrderError : another client sums a different tensor in this turn.
         """
         chosen = self.shard_bytes if shard_bytes is None else shard_bytes
-        if not is_whole(chosen) or chosen < 1 or chosen % SHARD_ALIGNMENT:
-            raise ArgumentError(
-                f"shard_bytes must be a positive multiple of {SHARD_ALIGNMENT}, not {chosen!r}"
-            )
+        check_shard_bytes(chosen)
         check_whole("elements", elements, 1)
         device = self.own_device
         if self.routing is not None:
@@ -194,59 +158,27 @@ class Client:
         with self._lock:
             number = self._exchanges
             self._exchanges += 1
-        layout = Layout.of(elements, chosen)
-        place = self._arena.take(layout.nbytes)
-
-        def release() -> None:
-            del self._replies.sums[number]
-            self._replies.send(Close(number))
-            self._arena.give(place)
-
-        exchange = Exchange(
-            self._replies,
+        memory = self._arena.take(Layout.of(elements, chosen).nbytes)
+        opened = messages.Open(
             number,
             elements,
-            layout,
-            place.data,
-            queue_shards=self.queue_shards,
-            release=release,
+            operation,
+            wire,
+            memory.segment,
+            device,
+            chosen,
+            update,
+            kind,
+            turn,
+            memory.offset,
         )
-        try:
-            self._replies.send(
-                Open(
-                    number,
-                    elements,
-                    operation,
-                    wire,
-                    place.segment,
-                    device,
-                    chosen,
-                    update,
-                    kind,
-                    turn,
-                    place.offset,
-                )
-            )
-            exchange.wait_opened()
-        except RefusedError:
-            del self._replies.sums[number]
-            self._arena.give(place)
-            raise
-        return exchange
+        return Exchange(self._replies, self._arena, memory, opened)
 
     def get(self, key: str, out: NDArray[np.uint8]) -> None:
-        """Copy the value of a name to `out`; waits until the value exists.
-
-        Raises
-        ------
-        UnlikeError : the value and `out` differ in size.
-        """
+        """Copy the value of a name to `out`; waits until the value exists."""
         with self._arena.borrow(out.size) as place:
-            self._replies.ask(
-                f"{key!r} from another client",
-                lambda n: Get(n, key, place.segment, out.size, place.offset),
-                into=place.data,
-            )
+            what, fields = f"{key!r} from another client", (place.segment, out.size, place.offset)
+            self._replies.ask(what, messages.Get, key, *fields, into=place.data)
             out[...] = place.data
 
     def keep(self, key: str, data: NDArray[np.uint8]) -> None:
@@ -258,11 +190,8 @@ class Client:
         """
         with self._arena.borrow(data.size) as place:
             place.data[:] = data
-            self._replies.ask(
-                f"{key!r} to be stored",
-                lambda n: Put(n, key, place.segment, data.size, place.offset),
-                place.data,
-            )
+            fields = key, place.segment, data.size, place.offset
+            self._replies.ask(f"{key!r} to be stored", messages.Put, *fields, payload=place.data)
 
     def save(self, path: str, keys: Sequence[str]) -> str:
         """Write the current values of these names to the next generation of `path`.
@@ -280,7 +209,7 @@ class Client:
 
         Ref: COARSE paper, section IV-A.
         """
-        return self._replies.ask(f"a snapshot in {path}", lambda n: Save(n, list(keys), path))
+        return self._replies.ask(f"a snapshot in {path}", messages.Save, list(keys), path)
 
     def load(self, path: str) -> dict[str, int]:
         """Store the values of a snapshot again: a file, or the newest generation of `path`.
@@ -293,7 +222,7 @@ class Client:
         ------
         RefusedError : the file is torn (names the last good one) or missing. Nothing was changed.
         """
-        text = self._replies.ask(f"the snapshot in {path}", lambda n: Load(n, path))
+        text = self._replies.ask(f"the snapshot in {path}", messages.Load, path)
         found: dict[str, int] = json.loads(text)
         return found
 
@@ -309,11 +238,6 @@ class Client:
         -------
         Profile : for all devices; input of `routing_table` and `shard_bytes`.
 
-        Raises
-        ------
-        ArgumentError : fewer than one repetition.
-        ProfileError : invalid sizes.
-
         Ref: COARSE paper, section III-E.
         """
         check_whole("repeats", repeats, 1)
@@ -322,16 +246,10 @@ class Client:
         with self._arena.borrow(max(sizes)) as place:
             place.data[:] = 0
             for device, size, _ in product(seconds, sizes, range(repeats)):
-                probe = partial(
-                    Probe,
-                    segment=place.segment,
-                    nbytes=size,
-                    device=device,
-                    offset=place.offset,
-                )
-                data = place.data[:size]
+                what, data = f"{size} bytes from device {device}", place.data[:size]
+                fields = place.segment, size, device, place.offset
                 began = time.perf_counter()
-                self._replies.ask(f"{size} bytes from device {device}", probe, data, data)
+                self._replies.ask(what, messages.Probe, *fields, payload=data, into=data)
                 passed = time.perf_counter() - began
                 seconds[device][size] = min(passed, seconds[device].get(size, math.inf))
         return Profile.of(seconds)
@@ -343,19 +261,14 @@ class Client:
         ----------
         step : step number t, from 1.
         hyper : JSON object; missing hyper-parameters keep the values given at `Client.exchange`.
-
-        Raises
-        ------
-        RefusedError : the step is invalid; nothing was changed, and the job continues.
         """
         self._replies.ask(
-            "hyper-parameters to be checked",
-            lambda n: Check(n, exchange.number, step, hyper),
+            "hyper-parameters to be checked", messages.Check, exchange.number, step, hyper
         )
 
     def barrier(self) -> None:
         """Wait for all clients, or raise `JobError` if one is lost."""
-        self._replies.ask("all clients at a barrier", Barrier)
+        self._replies.ask("all clients at a barrier", messages.Barrier)
 
     def close(self, *, leave: bool = True) -> None:
         """Close the connection, after a message to the service with `leave`; again: do nothing."""
@@ -367,16 +280,11 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self.close(leave=kind is None)
 
 
-def _check_service(found: Welcome | Nearby, digest: bytes) -> None:
+def _check_service(found: messages.Welcome | messages.Nearby, digest: bytes) -> None:
     """Raise `HandshakeError` unless the service has proved that it knows the token."""
     if not hmac.compare_digest(found.digest, digest):
         raise HandshakeError("the service does not know the token")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,56 @@ from nearstep.coarse.rings import Pending, RingJob
 from nearstep.coarse.service.key_value import hyper_of
 from nearstep.coarse.service.messages import Open
 from nearstep.coarse.service.plan import IDENTITIES, Job, Layout, plan
-from nearstep.coarse.service.session import Room, Session, Shard
+from nearstep.coarse.service.session import Session
 from nearstep.coarse.split import Part
 from nearstep.coarse.stored import ADDING_RULE, PARAMETERS, AllOf, StoredParameters
 from nearstep.errors import ArgumentError
+
+
+@dataclass(eq=False)
+class Room:
+    """Device memory of a place, which shards use in turn.
+
+    Attributes
+    ----------
+    buffers : for each value of the plan, its buffer on each device, or None.
+    lent_in, lent_out : clients whose pushed array, or result, is used as device memory without a
+        copy.
+    holder : the shard that uses the place now.
+    """
+
+    buffers: dict[int, list[Buffer | None]] = field(default_factory=dict)
+    lent_in: set[int] = field(default_factory=set)
+    lent_out: set[int] = field(default_factory=set)
+    holder: Shard | None = None
+
+
+@dataclass(eq=False)
+class Shard:
+    """A shard of an exchange, on the devices.
+
+    Attributes
+    ----------
+    number : index of the shard in its exchange.
+    start, stop : elements [start, stop) of the tensor.
+    pushed : clients that have pushed the next version.
+    version : number of completed sums.
+    stage : current stage of the plan.
+    left : jobs or updates of the stage that have not ended.
+    step, hyper : step and hyper-parameters of an update, as the clients sent them.
+    """
+
+    exchange: DeviceExchange
+    number: int
+    start: int
+    stop: int
+    room: Room
+    pushed: set[int] = field(default_factory=set)
+    version: int = 0
+    stage: int = 0
+    left: int = 0
+    step: int = 0
+    hyper: str = ""
 
 
 class DeviceExchange:
@@ -25,18 +72,17 @@ class DeviceExchange:
     Parameters
     ----------
     opened : each client's message, by rank; they differ only in segment, offset and device.
-    sessions : sessions of the clients, by rank.
     stored : parameters to update with the average; the clients then get the parameters.
 
     Attributes
     ----------
+    job : name of the clients' job.
     places : device of each client, by rank.
 
     Raises
     ------
     ArgumentError : without an update, a single device; with one, an operation other than `average`,
         or several clients on a single device without the rule that adds their arrays.
-    OutOfDeviceMemoryError : the places do not fit.
     """
 
     def __init__(
@@ -54,6 +100,7 @@ class DeviceExchange:
         elif pool.devices == 1 and len(sessions) > 1:
             pool.device.check_rule(ADDING_RULE)
         self.stored = stored
+        self.job = sessions[0].job
         self.number = first.exchange
         self.operation = first.operation if stored is None else "sum"  # the update scales it
         self.wire = first.wire
@@ -66,6 +113,7 @@ class DeviceExchange:
         }
         self.places = [opened[rank].device for rank in range(len(opened))]
         self.stages = plan(self.places, pool.devices)
+        self.shards: list[Shard] = []
         self._rooms: list[Room] = []
         self._identities: dict[int, Buffer] = {}
         try:
@@ -76,8 +124,8 @@ class DeviceExchange:
         except BaseException:
             self.free()
             raise
-        self.shards = [
-            Shard(number, start, stop, self._rooms[number % self.layout.places])
+        self.shards += [
+            Shard(self, number, start, stop, self._rooms[number % self.layout.places])
             for number, (start, stop) in enumerate(self.layout.shards)
         ]
 
@@ -216,3 +264,5 @@ class DeviceExchange:
         for buffer in self._identities.values():
             buffer.free()
         self._identities.clear()
+        self._memory.clear()
+        self.shards.clear()  # they refer to the exchange

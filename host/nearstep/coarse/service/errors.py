@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TypeVar
 
 from nearstep.errors import Fielded, NearstepError
+
+Kind = TypeVar("Kind", bound=NearstepError)
 
 
 class ServiceError(NearstepError, RuntimeError):
@@ -92,23 +95,11 @@ class ServiceLostError(JobError):
     """The service died, or was silent for too long."""
 
 
-JOB_ERRORS: Mapping[str, type[JobError]] = {
-    each.__name__: each
-    for each in (
-        ClientLostError,
-        DeviceLostError,
-        JobError,
-        OrderError,
-        ProxyDeadlockError,
-        ServiceLostError,
-    )
-}
-REFUSALS: Mapping[str, type[RefusedError]] = {
-    each.__name__: each for each in (DeviceMemoryError, FullError, RefusedError, UnlikeError)
-}
-"""Classes of refusals by their names on the wire."""
+def named(base: type[Kind], name: str) -> type[Kind]:
+    """Return the class of an error that the service sent: derived from `base`, or `base`."""
+    return next((each for each in base.__subclasses__() if each.__name__ == name), base)
 
 
 def refusal(kind: str, detail: str) -> RefusedError:
     """Return the error of a refusal received from the service."""
-    return REFUSALS.get(kind, RefusedError)(kind, detail)
+    return named(RefusedError, kind)(kind, detail)

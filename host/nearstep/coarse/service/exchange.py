@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.coarse.service.errors import FullError, refusal
-from nearstep.coarse.service.messages import Push
+from nearstep.coarse.service.arena import Allocation, Arena
+from nearstep.coarse.service.errors import FullError, RefusedError, refusal
+from nearstep.coarse.service.messages import Close, Open, Push
 from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.replies import Replies, Sums
 from nearstep.errors import ArgumentError, ShapeError
@@ -22,48 +23,45 @@ class Exchange:
     depend only on the numbers of clients, devices and rings, the clients' devices, the size of
     shards and the wire format.
 
+    Parameters
+    ----------
+    memory : allocation in `arena` for pushed shards and results; freed by `close`.
+
     Attributes
     ----------
     shards : elements [start, stop) of each.
     version : number of `begin` calls.
     """
 
-    def __init__(
-        self,
-        replies: Replies,
-        number: int,
-        elements: int,
-        layout: Layout,
-        memory: NDArray[np.uint8],
-        *,
-        queue_shards: int,
-        release: Callable[[], None],
-    ) -> None:
-        self.number = number
-        self.elements = elements
+    def __init__(self, replies: Replies, arena: Arena, memory: Allocation, opened: Open) -> None:
+        self.number, self.elements = opened.exchange, opened.elements
         self.version = 0
         self._step, self._hyper, self._turn = 0, "", 0
         self._sent: set[int] = set()  # shards of this version
-        self.queue_shards = queue_shards
-        self.shards = layout.shards
-        self._layout = layout
-        self._memory = memory
-        self._replies = replies
-        self._release = release
-        places = [self.pulled(shard).view(np.uint8) for shard in range(len(self.shards))]
-        self._sums = replies.sums[number] = Sums(places)
+        self._layout = Layout.of(opened.elements, opened.shard_bytes)
+        self.shards = self._layout.shards
+        self._replies, self._arena, self._memory = replies, arena, memory
+        results = [self.pulled(shard).view(np.uint8) for shard in range(len(self.shards))]
+        self._sums = replies.sums[self.number] = Sums(results)
+        try:
+            replies.send(opened)
+            self._wait(lambda: self._sums.opened, f"all clients to open exchange {self.number}")
+        except RefusedError:
+            del replies.sums[self.number]
+            arena.give(memory)
+            raise
 
     def pushed(self, shard: int) -> NDArray[np.float32]:
         """Return the memory to fill before `push` of a shard; float32.
 
         Shards share places: filling one overwrites an earlier shard (see `Layout`).
         """
-        return self._layout.pushed(self._memory, shard)
+        return self._layout.pushed(self._memory.data, shard)
 
     def pulled(self, shard: int) -> NDArray[np.float32]:
         """Return the memory of a shard's result; a later shard that shares its place overwrites
         it."""
-        return self._layout.pulled(self._memory, shard)
+        return self._layout.pulled(self._memory.data, shard)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -83,7 +81,7 @@ class Exchange:
         Raises
         ------
         ArgumentError : shards of the version before were not pushed, which other clients wait for,
-            or have not come back. Nothing was sent.
+            or were not returned. Nothing was sent.
         """
         if self._missing():
             self._replies.poll()
@@ -97,7 +95,7 @@ class Exchange:
         self._step, self._hyper, self._turn = step, hyper, turn
 
     def _missing(self) -> list[int]:
-        """Shards of this version that were not pushed, or have not come back."""
+        """Return the shards of this version that were not pushed, or not returned."""
         shards = range(len(self.shards)) if self.version else ()
         return [each for each in shards if not (each in self._sent and self._is_back(each))]
 
@@ -107,8 +105,8 @@ class Exchange:
         Raises
         ------
         ArgumentError : `begin` was not called, no such shard, or the shard was pushed before.
-        FullError : the client's queue is full, or the earlier shard in the same place has not come
-            back. Nothing was sent.
+        FullError : the client's queue is full, or the earlier shard in the same place was not
+            returned. Nothing was sent.
         """
         if not is_whole(shard) or not 0 <= shard < len(self.shards):
             raise ArgumentError(f"shard must be from 0 to {len(self.shards) - 1}, not {shard!r}")
@@ -116,18 +114,15 @@ class Exchange:
             raise ArgumentError(
                 f"shard {shard} of exchange {self.number} must be pushed once after begin()"
             )
-        before = shard - self._layout.places
+        before, reason = shard - self._layout.places, None
         if before >= 0 and not (before in self._sent and self.ready(before)):
-            raise FullError(FullError.__name__, f"shard {before} has the place of shard {shard}")
-        if not self._take_place():
-            raise FullError(
-                FullError.__name__, f"all {self.queue_shards} places of the queue are taken"
-            )
+            reason = f"shard {before} has the place of shard {shard}"
+        elif not self._replies.take_place():
+            reason = f"all {self._replies.queue_shards} places of the queue are taken"
+        if reason is not None:
+            raise FullError(FullError.__name__, reason)
         self._push(shard)
         self._sent.add(shard)
-
-    def _take_place(self) -> bool:
-        return self._replies.take_place(self.queue_shards)
 
     def _push(self, shard: int) -> None:
         data = self.pushed(shard).view(np.uint8)
@@ -147,16 +142,11 @@ class Exchange:
         """Wait until the result of a shard is in `pulled`."""
         self._wait(lambda: self._is_back(shard), f"shard {shard} of exchange {self.number}")
 
-    def wait_opened(self) -> None:
-        """Wait until all clients have opened the exchange."""
-        self._wait(lambda: self._sums.opened, f"all clients to open exchange {self.number}")
-
     def _wait(self, found: Callable[[], bool], what: str) -> None:
-        refused = self._replies.refused
-        self._replies.wait(lambda: found() or self.number in refused, what)
-        if self.number in refused:
-            message = refused.pop(self.number)
-            raise refusal(message.kind, message.detail)
+        self._replies.wait(lambda: found() or self._sums.refused, what)
+        if (refused := self._sums.refused) is not None:
+            self._sums.refused = None
+            raise refusal(refused.kind, refused.detail)
 
     def reduce(self, array: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """Push an array, and pull the sum of all clients' arrays.
@@ -200,31 +190,31 @@ class Exchange:
         self.begin(step, hyper, turn)
         taken, failed = 0, None
 
-        def take_one(number: int) -> Exception | None:
+        def pull() -> None:
+            nonlocal taken, failed
+            self.wait(taken)
             try:
-                take(self.pulled(number), *self.shards[number])
+                take(self.pulled(taken), *self.shards[taken])
             except Exception as error:
-                return failed or error
-            return failed
+                failed = failed or error
+            taken += 1
 
         for shard, (start, stop) in enumerate(self.shards):
             if taken <= shard - self._layout.places:
-                self.wait(taken)
-                failed = take_one(taken)
-                taken += 1
+                pull()
             fill(self.pushed(shard), start, stop)
-            self._replies.wait(self._take_place, "a place in the queue")
+            self._replies.wait(self._replies.take_place, "a place in the queue")
             self._push(shard)
             self._sent.add(shard)
             while taken < shard and self.ready(taken):
-                failed = take_one(taken)
-                taken += 1
-        for shard in range(taken, len(self.shards)):
-            self.wait(shard)
-            failed = take_one(shard)
+                pull()
+        while taken < len(self.shards):
+            pull()
         if failed is not None:
             raise failed
 
     def close(self) -> None:
         """Free the memory, here and, once all clients have closed the exchange, on the devices."""
-        self._release()
+        del self._replies.sums[self.number]
+        self._replies.send(Close(self.number))
+        self._arena.give(self._memory)

@@ -10,12 +10,10 @@ import msgspec
 
 from nearstep.coarse.service.messages import Hello
 
-NONCE_BYTES = 32
-
 
 def nonce() -> bytes:
-    """Return 32 random bytes."""
-    return secrets.token_bytes(NONCE_BYTES)
+    """Return random bytes that are used once."""
+    return secrets.token_bytes(32)
 
 
 def proof(token: str, side: Literal["client", "service"], hello: Hello, nonce: bytes) -> bytes:

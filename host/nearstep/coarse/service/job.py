@@ -3,51 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.service.device_exchange import DeviceExchange
-from nearstep.coarse.service.errors import (
-    ClientLostError,
-    DeviceMemoryError,
-    FullError,
-    JobError,
-    OrderError,
-)
+from nearstep.coarse.service import errors, messages
+from nearstep.coarse.service.device_exchange import DeviceExchange, Shard
 from nearstep.coarse.service.key_value import KeyValueStore, hyper_of
-from nearstep.coarse.service.messages import (
-    Barrier,
-    Check,
-    Close,
-    Detach,
-    Done,
-    Failed,
-    Get,
-    Leave,
-    Load,
-    Missing,
-    Open,
-    Opened,
-    Probe,
-    Push,
-    Put,
-    Refused,
-    Save,
-    Value,
-    Welcome,
-)
-from nearstep.coarse.service.session import Session, Shard
+from nearstep.coarse.service.session import Session
 from nearstep.coarse.stored import StoredParameters
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.snapshot_file import Arrays
-
-UNREADABLE = (NearstepError, OSError, ValueError, KeyError, TypeError, RuntimeError)
-"""Errors of paths, and of files of other formats."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +26,20 @@ class Loaded:
 
     request: int
     found: Arrays | Exception
+
+
+UNREADABLE = (NearstepError, OSError, ValueError, KeyError, TypeError, RuntimeError)
+"""Errors of paths, and of files of other formats."""
+
+REFUSALS: Mapping[type, tuple[type[Exception], ...]] = {
+    **dict.fromkeys((messages.Open, messages.Close, messages.Barrier), ()),
+    **dict.fromkeys((messages.Missing, messages.Detach, messages.Leave), ()),
+    **dict.fromkeys((messages.Save, messages.Load, Loaded), UNREADABLE),
+    **dict.fromkeys((messages.Put, messages.Probe), (OutOfDeviceMemoryError,)),
+    messages.Check: (ArgumentError,),
+    messages.Get: (errors.UnlikeError,),
+}
+"""For each message that `TrainingJob.handle` accepts, the errors that refuse the request alone."""
 
 
 class Turn(NamedTuple):
@@ -87,14 +71,14 @@ class TrainingJob:
     snapshots: Path | None = None
     sessions: dict[int, Session] = field(default_factory=dict)
     began: bool = False
-    _opening: dict[int, dict[int, Open]] = field(default_factory=dict)
+    _opening: dict[int, dict[int, messages.Open]] = field(default_factory=dict)
     _exchanges: dict[int, DeviceExchange] = field(default_factory=dict)
     _closing: dict[int, set[int]] = field(default_factory=dict)
     _values: KeyValueStore = field(init=False)
-    _arrived: list[tuple[Session, Barrier]] = field(default_factory=list)
+    _arrived: list[tuple[Session, messages.Barrier]] = field(default_factory=list)
     _gone: set[int] = field(default_factory=set)
     _turns: dict[int, Turn] = field(default_factory=dict)
-    _waiting: dict[str, list[tuple[Session, Get]]] = field(default_factory=dict)
+    _waiting: dict[str, list[tuple[Session, messages.Get]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._values = KeyValueStore(self.pool, self.snapshots)
@@ -112,7 +96,7 @@ class TrainingJob:
         elif self.began:
             reason = f"job {self.name!r} has begun"
         if reason is not None:
-            session.send(Failed("HandshakeError", reason, [], []))
+            session.send(messages.Failed("HandshakeError", reason, [], []))
             return session.close()
         self.sessions[rank] = session
         if len(self.sessions) == self.clients:
@@ -120,15 +104,22 @@ class TrainingJob:
             device = self.pool.device
             says = device.url, self.pool.devices, shard_bytes, queue_shards, beat_s
             for each in self.sessions.values():
-                each.send(Welcome(*says, each.digest))
+                each.send(messages.Welcome(*says, each.digest))
         return None
+
+    def handle(self, session: Session, message: Any) -> None:
+        """Call the method for a message; send the error of a refusal to the client."""
+        try:
+            getattr(self, type(message).__name__.lower())(session, message)
+        except REFUSALS[type(message)] as error:
+            session.send(_refused(message.request, error))
 
     def check_device(self, session: Session, device: int) -> None:
         """Raise `ClientLostError` if the client names a device that does not exist."""
         if device >= self.pool.devices:
             raise self._broken(session.rank, f"asked for device {device} of {self.pool.devices}")
 
-    def open(self, session: Session, message: Open) -> None:
+    def open(self, session: Session, message: messages.Open) -> None:
         """Note that a client opens an exchange; make it when all clients have."""
         said = self._opening.setdefault(message.exchange, {})
         if session.rank in said or message.exchange in self._exchanges:
@@ -165,7 +156,7 @@ class TrainingJob:
         except NearstepError as error:
             return self._refuse_all(message.exchange, "RefusedError", str(error))
         for each_session in self.sessions.values():
-            each_session.send(Opened(message.exchange, kept))
+            each_session.send(messages.Opened(message.exchange, kept))
         return None
 
     def _refuse_all(self, exchange: int, kind: str, detail: str) -> None:
@@ -173,24 +164,19 @@ class TrainingJob:
             if turn.exchange == exchange:  # the clients may open another one in this turn
                 self._turns[rank] = turn._replace(exchange=None)
         for session in self.sessions.values():
-            session.send(Refused(None, exchange, kind, detail))
+            session.send(messages.Refused(None, exchange, kind, detail))
 
-    def _broken(self, rank: int, what: str) -> ClientLostError:
-        return ClientLostError(
+    def _broken(self, rank: int, what: str) -> errors.ClientLostError:
+        return errors.ClientLostError(
             f"client {rank} of job {self.name!r} broke the protocol: it {what}", [rank]
         )
 
-    def exchange(self, session: Session, message: Push) -> DeviceExchange:
-        """Return the exchange of a pushed shard."""
+    def shard(self, session: Session, message: messages.Push) -> Shard:
+        """Return the shard that a client pushes."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or message.shard >= len(exchange.shards):
             what = f"pushed shard {message.shard} of exchange {message.exchange}"
             raise self._broken(session.rank, f"{what}, which is not there")
-        return exchange
-
-    def shard(self, session: Session, message: Push) -> tuple[DeviceExchange, Shard]:
-        """Return the shard that a client pushes, and its exchange."""
-        exchange = self.exchange(session, message)
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
             what = f"pushed version {message.version} of a shard that waits for"
@@ -202,9 +188,9 @@ class TrainingJob:
         self._check_turn(session.rank, message)
         if exchange.stored is not None:
             self._check_step(exchange.stored, shard, message)
-        return exchange, shard
+        return shard
 
-    def _check_turn(self, rank: int, message: Open | Push) -> None:
+    def _check_turn(self, rank: int, message: messages.Open | messages.Push) -> None:
         """Check that clients that count their turns sum the same in each turn.
 
         Raises
@@ -217,7 +203,7 @@ class TrainingJob:
         self._turns[rank] = turn
         for other, its in self._turns.items():
             if its.number == turn.number and its.exchange not in (None, turn.exchange):
-                raise OrderError(
+                raise errors.OrderError(
                     f"clients of job {self.name!r} must make the same sums in one order: client "
                     f"{other} makes sum {its.number} in {self._told(its)}, and client {rank} in "
                     f"{self._told(turn)}",
@@ -236,7 +222,7 @@ class TrainingJob:
         kind = f" of {first.kind}" if first.kind else ""
         return f"exchange {turn.exchange} ({first.operation} of {first.elements} elements{kind})"
 
-    def _check_step(self, stored: StoredParameters, shard: Shard, message: Push) -> None:
+    def _check_step(self, stored: StoredParameters, shard: Shard, message: messages.Push) -> None:
         """Note the step that the first client of a shard gives; check that others give the same.
 
         Raises
@@ -249,29 +235,21 @@ class TrainingJob:
             shard.step, shard.hyper = said
         if said != (shard.step, shard.hyper):
             ranks = sorted(shard.pushed)
-            raise JobError(
+            raise errors.JobError(
                 f"clients {ranks} of job {self.name!r} push step {shard.step} ({shard.hyper}), "
                 f"and another step {message.step} ({message.hyper})"
             )
 
-    def check(self, session: Session, message: Check) -> None:
+    def check(self, session: Session, message: messages.Check) -> None:
         """Answer whether a step can have these hyper-parameters."""
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or exchange.stored is None:
             what = f"asked for a step of exchange {message.exchange}, which updates nothing"
             raise self._broken(session.rank, what)
-        try:
-            exchange.stored.check(message.step, hyper_of(message.hyper))
-        except ArgumentError as error:
-            return session.send(_refused(message.request, error))
-        return session.send(Done(message.request))
+        exchange.stored.check(message.step, hyper_of(message.hyper))
+        session.send(messages.Done(message.request))
 
-    def refuse_push(self, session: Session, message: Push, places: int) -> None:
-        """Refuse a push to a full queue."""
-        detail = f"all {places} places of the queue of client {session.rank} are taken"
-        session.send(Refused(None, message.exchange, FullError.__name__, detail))
-
-    def close(self, session: Session, message: Close) -> None:
+    def close(self, session: Session, message: messages.Close) -> None:
         """Note that a client closes an exchange; free its memory when all have."""
         if message.exchange not in self._exchanges:
             what = f"closed exchange {message.exchange}, which is not there"
@@ -290,111 +268,87 @@ class TrainingJob:
         """Raise `ClientLostError` if clients have closed an exchange that others push to."""
         ranks = sorted(self._closing.get(exchange.number, ()))
         if ranks:
-            raise ClientLostError(
+            raise errors.ClientLostError(
                 f"clients {ranks} have closed exchange {exchange.number}, which is being summed",
                 ranks,
             )
 
-    def put(self, session: Session, message: Put) -> None:
+    def put(self, session: Session, message: messages.Put) -> None:
         """Store bytes of a client, and send them to clients that wait for them."""
-        try:
-            self._values.put(message.key, session.memory(message, message.nbytes))
-        except OutOfDeviceMemoryError as error:
-            return session.send(_refused(message.request, error))
-        session.send(Done(message.request))
+        self._values.put(message.key, session.memory(message, message.nbytes))
+        session.send(messages.Done(message.request))
         for waiting, get in self._waiting.pop(message.key, []):
-            self.get(waiting, get)
-        return None
+            self.handle(waiting, get)
 
-    def probe(self, session: Session, message: Probe) -> None:
+    def probe(self, session: Session, message: messages.Probe) -> None:
         """Write a client's bytes to the memory of a device, and read them back."""
         data = session.memory(message, message.nbytes)
-        try:
-            nbytes = max(1, message.nbytes)
-            buffer = self.pool.device.alloc(nbytes, np.uint8, channel=message.device)
-        except OutOfDeviceMemoryError as error:
-            return session.send(_refused(message.request, error))
+        nbytes = max(1, message.nbytes)
+        buffer = self.pool.device.alloc(nbytes, np.uint8, channel=message.device)
         if message.nbytes:
             buffer.write(data)
             buffer.read(data)
         buffer.free()
-        return session.send(Value(message.request, session.inline(message.nbytes)), data)
+        session.send(messages.Done(message.request, nbytes=session.inline(message.nbytes)), data)
 
-    def save(self, session: Session, message: Save) -> None:
+    def save(self, session: Session, message: messages.Save) -> None:
         """Save stored values in a thread, which then answers the client."""
-        if (refusal := self._in_a_step(message.request)) is not None:
-            return session.send(refusal)
+        self._check_no_step()
 
         def done(found: Path | NearstepError) -> None:
             if isinstance(found, Path):
-                session.send(Done(message.request, str(found)))
+                session.send(messages.Done(message.request, str(found)))
             else:
                 session.send(_refused(message.request, found))
 
-        try:
-            self._values.save(message.path, message.keys, done)
-        except UNREADABLE as error:
-            session.send(_refused(message.request, error))
-        return None
+        self._values.save(message.path, message.keys, done)
 
-    def _in_a_step(self, request: int) -> Refused | None:
-        """Return the refusal to save or load while only some shards of a step are updated."""
+    def _check_no_step(self) -> None:
+        """Raise `ArgumentError` while only some shards of a step are updated."""
         for exchange in self._exchanges.values():
             if exchange.stored is not None and not exchange.is_between_versions:
-                error = ArgumentError(
+                raise ArgumentError(
                     f"exchange {exchange.number} must be between two steps, not within one"
                 )
-                return _refused(request, error)
-        return None
 
-    def load(self, session: Session, message: Load) -> None:
+    def load(self, session: Session, message: messages.Load) -> None:
         """Read a file in a thread, which then posts the contents."""
-
-        def done(found: Arrays | Exception) -> None:
-            self.post(session, Loaded(message.request, found))
-
-        try:
-            self._values.load(message.path, done)
-        except UNREADABLE as error:
-            session.send(_refused(message.request, error))
+        self._values.load(
+            message.path, lambda found: self.post(session, Loaded(message.request, found))
+        )
 
     def loaded(self, session: Session, message: Loaded) -> None:
         """Store the contents of a file; send their names and sizes to the client."""
-        if (refusal := self._in_a_step(message.request)) is not None:
-            return session.send(refusal)
-        try:
-            if isinstance(message.found, Exception):
-                raise message.found
-            self._values.restore(message.found)
-        except UNREADABLE as error:
-            return session.send(_refused(message.request, error))
-        return session.send(Done(message.request, json.dumps(self._values.sizes)))
+        self._check_no_step()
+        if isinstance(message.found, Exception):
+            raise message.found
+        self._values.restore(message.found)
+        session.send(messages.Done(message.request, json.dumps(self._values.sizes)))
 
-    def get(self, session: Session, message: Get) -> None:
+    def get(self, session: Session, message: messages.Get) -> None:
         """Send bytes to a client, when they are stored."""
         if message.key not in self._values:
-            self._waiting.setdefault(message.key, []).append((session, message))
-            return None
+            return self._waiting.setdefault(message.key, []).append((session, message))
         nbytes = self._values.sizes[message.key]
         if message.nbytes != nbytes:
             detail = f"{message.key!r} has {nbytes} bytes, not {message.nbytes}"
-            return session.send(Refused(message.request, None, "UnlikeError", detail))
+            raise errors.UnlikeError(errors.UnlikeError.__name__, detail)
         out = session.memory(message, nbytes)
         self._values.read(message.key, session.rank % self.pool.devices, out)
-        return session.send(Value(message.request, session.inline(nbytes)), out)
+        return session.send(messages.Done(message.request, nbytes=session.inline(nbytes)), out)
 
-    def barrier(self, session: Session, message: Barrier) -> None:
+    def barrier(self, session: Session, message: messages.Barrier) -> None:
         """Answer all clients when each has reached the barrier."""
         self._arrived.append((session, message))
-        first: dict[int, tuple[Session, Barrier]] = {}
+        first: dict[int, tuple[Session, messages.Barrier]] = {}
         for each in self._arrived:
             first.setdefault(each[0].rank, each)
         if len(first) == self.clients:
             for arrived in first.values():
                 self._arrived.remove(arrived)
-                arrived[0].send(Done(arrived[1].request))
+                arrived[0].send(messages.Done(arrived[1].request))
 
-    def missing(self, session: Session, message: Missing) -> None:
+    def missing(self, session: Session, message: messages.Missing) -> None:
         """Answer which other clients a client that has waited for too long waits for."""
         rank, ranks = session.rank, set(range(self.clients))
         missing = ranks - set(self.sessions) | self._gone
@@ -408,13 +362,13 @@ class TrainingJob:
         arrived = {each.rank for each, _ in self._arrived}
         if rank in arrived:
             missing |= ranks - arrived
-        session.send(Done(message.request, " ".join(map(str, sorted(missing)))))
+        session.send(messages.Done(message.request, " ".join(map(str, sorted(missing)))))
 
-    def detach(self, session: Session, message: Detach) -> None:
+    def detach(self, session: Session, message: messages.Detach) -> None:
         """Unmap a segment of a client."""
         session.detach(message)
 
-    def leave(self, session: Session, message: Leave) -> None:
+    def leave(self, session: Session, message: messages.Leave) -> None:
         """Note that a client ends well; others that wait for it get an error."""
         session.left = True
         self._gone.add(session.rank)
@@ -435,16 +389,18 @@ class TrainingJob:
         waits |= bool(self._waiting) and len(self._gone) >= self.clients - 1
         if waits:
             ranks = sorted(self._gone)
-            raise ClientLostError(f"clients {ranks} have left, and others wait for them", ranks)
+            raise errors.ClientLostError(
+                f"clients {ranks} have left, and others wait for them", ranks
+            )
 
     def part(self, session: Session) -> None:
         """Remove a client that left and has closed its connection."""
         self.sessions.pop(session.rank, None)
         session.close()
 
-    def fail(self, error: JobError) -> None:
+    def fail(self, error: errors.JobError) -> None:
         """Send the error of the job to all clients."""
-        message = Failed(
+        message = messages.Failed(
             type(error).__name__, str(error)[:8000], list(error.ranks), list(error.devices)
         )
         for session in self.sessions.values():
@@ -461,24 +417,8 @@ class TrainingJob:
         self.sessions.clear()
 
 
-def _refused(request: int, error: Exception) -> Refused:
-    kind = DeviceMemoryError if isinstance(error, OutOfDeviceMemoryError) else type(error)
-    return Refused(request, None, kind.__name__, str(error)[:8000])
-
-
-REQUESTS = (
-    Open,
-    Check,
-    Close,
-    Detach,
-    Put,
-    Get,
-    Probe,
-    Barrier,
-    Save,
-    Load,
-    Missing,
-    Leave,
-    Loaded,
-)
-"""Messages for the method of a job of that name; the engine schedules `Push`."""
+def _refused(request: int, error: Exception) -> messages.Refused:
+    if isinstance(error, errors.RefusedError):
+        return messages.Refused(request, None, error.kind, error.detail)
+    kind = errors.DeviceMemoryError if isinstance(error, OutOfDeviceMemoryError) else type(error)
+    return messages.Refused(request, None, kind.__name__, str(error)[:8000])

@@ -46,18 +46,29 @@ class KeyValueStore:
 
     def put(self, key: str, data: NDArray[np.uint8]) -> None:
         """Store a value. A snapshot that is being written keeps the old value in copies."""
-        words = _words(data.tobytes())
-        tensor = self._tensors.get(key)
-        if tensor is None or tensor.size != words.size:
-            new = self.pool.tensor([words] * self.pool.devices, reduced=False)
-            if tensor is not None:
-                self._wait()
+        self._replace({key: data})
+
+    def restore(self, arrays: Arrays) -> None:
+        """Store all values of a snapshot under their names, or none after an error."""
+        self._replace({key: np.ascontiguousarray(each[0]) for key, each in arrays.items()})
+
+    def _replace(self, values: Mapping[str, NDArray[Any]]) -> None:
+        words = {key: _words(each.tobytes()) for key, each in values.items()}
+        other = [
+            k for k, each in words.items() if k not in self or self._tensors[k].size != each.size
+        ]
+        arrays = ([words[key]] * self.pool.devices for key in other)
+        # Allocate first: an error changes no value.
+        new = dict(zip(other, self.pool.tensors(arrays, reduced=False), strict=True))
+        for key, each in words.items():
+            for device in range(self.pool.devices) if key not in new else ():
+                self._tensors[key].write(device, each)
+        if replaced := [self._tensors[key] for key in new if key in self]:
+            self._wait()
+            for tensor in replaced:
                 tensor.free()
-            self._tensors[key] = new
-        else:
-            for device in range(self.pool.devices):
-                tensor.write(device, words)
-        self._bytes[key] = data.size
+        self._tensors |= new
+        self._bytes |= {key: each.nbytes for key, each in values.items()}
 
     def parameters(self, update: Update, elements: int) -> StoredParameters:
         """Return the parameters and states of an optimizer; states that are missing are created.
@@ -143,11 +154,6 @@ class KeyValueStore:
                 done(error)
 
         threading.Thread(target=read, name="coarse snapshot", daemon=True).start()
-
-    def restore(self, arrays: Arrays) -> None:
-        """Store the values of a snapshot under their names."""
-        for key, each in arrays.items():
-            self.put(key, np.ascontiguousarray(each[0]).reshape(-1).view(np.uint8))
 
     def _place(self, path: str) -> Path:
         """Return a path in the folder. Raise `ArgumentError` for another one."""

@@ -6,25 +6,39 @@ are summed over all clients of its job, shard by shard.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Union
 
 from msgspec import Meta, Struct
 
-VERSION = 6
+VERSION = 7
 """Version of the protocol; both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
 Secret = Annotated[bytes, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=1 << 16)]
-Operation = Literal["sum", "average", "max"]
+ReduceOpName = Literal["sum", "average", "max"]
 
 
 class Message(Struct, tag=True, forbid_unknown_fields=True):
     """Base of all messages. As many bytes as `nbytes` of payload may follow a message."""
 
 
-class Hello(Message, forbid_unknown_fields=False):
+class FromClient(Message):
+    """Base of the messages that clients send."""
+
+
+class FromService(Message):
+    """Base of the messages that the service sends."""
+
+
+class Request(FromClient):
+    """Base of a client's messages that are answered by `Done` or `Refused`."""
+
+    request: Number
+
+
+class Hello(FromClient, forbid_unknown_fields=False):
     """Join a job of `clients` clients as number `rank`; the first message of a client.
 
     A client of another version, with other fields, is refused by its version.
@@ -37,19 +51,19 @@ class Hello(Message, forbid_unknown_fields=False):
     nonce: Secret = b""
 
 
-class Challenge(Message):
+class Challenge(FromService):
     """Ask for a proof of the token: see `handshake.proof`."""
 
     nonce: Secret
 
 
-class Proof(Message):
+class Proof(FromClient):
     """Prove knowledge of the token."""
 
     digest: Secret
 
 
-class Nearby(Message):
+class Nearby(FromService):
     """Name a Unix socket of the service, for clients of TCP on its machine.
 
     A client that can connect there does so, with a new handshake, and shares memory. The digest
@@ -60,11 +74,11 @@ class Nearby(Message):
     digest: Secret
 
 
-class Stay(Message):
+class Stay(FromClient):
     """Decline `Nearby`, and go on with this connection."""
 
 
-class Welcome(Message):
+class Welcome(FromService):
     """All clients have joined; the digest proves that the service knows the token."""
 
     device: Text
@@ -75,7 +89,7 @@ class Welcome(Message):
     digest: Secret
 
 
-class Attach(Message):
+class Attach(FromClient):
     """Attach memory of the client: shared, as a file descriptor beside the message, or, without
     descriptors, copied to memory of the service of that size."""
 
@@ -83,7 +97,7 @@ class Attach(Message):
     size: Number
 
 
-class Detach(Message):
+class Detach(FromClient):
     """Detach a segment."""
 
     segment: Number
@@ -100,7 +114,7 @@ class Update(Struct, forbid_unknown_fields=True, frozen=True):
     hyper: Text
 
 
-class Open(Message):
+class Open(FromClient):
     """Open a tensor of `elements` float32 that all clients sum.
 
     The segment has, from `offset` on, slots for shards that the client pushes, and then as many for
@@ -110,7 +124,7 @@ class Open(Message):
 
     exchange: Number
     elements: Annotated[int, Meta(ge=1, le=1 << 40)]
-    operation: Operation
+    operation: ReduceOpName
     wire: Name
     segment: Number
     device: Number
@@ -121,18 +135,19 @@ class Open(Message):
     offset: Number = 0
 
 
-class Opened(Message):
+class Opened(FromService):
     """All clients have opened the exchange, which updates the values of the names `kept`."""
 
     exchange: Number
     kept: list[Name] = []
 
 
-class Push(Message):
+class Push(FromClient):
     """Push a shard of an exchange, which is in the segment.
 
     `step` and `hyper`, hyper-parameters as a JSON object or empty, are of an update; all clients
-    give the same. `turn`, if not 0, counts the sums of a client, which all make in one order.
+    send the same. `turn`, if not 0, counts the sums of a client; their order is equal on all
+    clients.
     """
 
     exchange: Number
@@ -144,16 +159,15 @@ class Push(Message):
     turn: Number = 0
 
 
-class Check(Message):
+class Check(Request):
     """Ask whether a step of an update can have these hyper-parameters."""
 
-    request: Number
     exchange: Number
     step: Number
     hyper: Text
 
 
-class Summed(Message):
+class Summed(FromService):
     """The result of a shard is in the segment, or follows as payload."""
 
     exchange: Number
@@ -162,16 +176,15 @@ class Summed(Message):
     nbytes: Number
 
 
-class Close(Message):
+class Close(FromClient):
     """Close an exchange."""
 
     exchange: Number
 
 
-class Access(Message):
+class Access(Request):
     """Base of requests for stored bytes, with their place in a segment of the client."""
 
-    request: Number
     key: Name
     segment: Number
     nbytes: Number
@@ -186,66 +199,53 @@ class Get(Access):
     """Read the bytes under a name, when they are stored."""
 
 
-class Probe(Message):
+class Probe(Request):
     """Write bytes to the memory of a device and read them, to measure the time."""
 
-    request: Number
     segment: Number
     nbytes: Number
     device: Number
     offset: Number = 0
 
 
-class Value(Message):
-    """The bytes asked for are in the segment, or follow as payload."""
-
-    request: Number
-    nbytes: Number
-
-
-class Barrier(Message):
+class Barrier(Request):
     """Wait for all clients; `Done` when each has sent one."""
 
-    request: Number
 
-
-class Save(Message):
+class Save(Request):
     """Write the values of these names to a snapshot, as one version."""
 
-    request: Number
     keys: Annotated[list[Name], Meta(max_length=4096)]
     path: Text
 
 
-class Load(Message):
+class Load(Request):
     """Store the values of a snapshot under their names."""
 
-    request: Number
     path: Text
 
 
-class Done(Message):
-    """A request has succeeded, with this result."""
+class Done(FromService):
+    """A request has succeeded, with this text; bytes asked for are in the segment, or follow."""
 
     request: Number
     text: Text = ""
+    nbytes: Number = 0
 
 
-class Missing(Message):
+class Missing(Request):
     """Ask which clients the sender waits for; `Done` has their ranks, separated by spaces."""
-
-    request: Number
 
 
 class Beat(Message):
     """Show that the sender is alive."""
 
 
-class Leave(Message):
+class Leave(FromClient):
     """Leave the job without an error."""
 
 
-class Refused(Message):
+class Refused(FromService):
     """A request, or an exchange, was refused; nothing was changed."""
 
     request: Number | None
@@ -254,7 +254,7 @@ class Refused(Message):
     detail: Text
 
 
-class Failed(Message):
+class Failed(FromService):
     """The job has ended with this error."""
 
     kind: Name
@@ -263,26 +263,12 @@ class Failed(Message):
     devices: list[int]
 
 
-FromClient = (
-    Hello
-    | Proof
-    | Stay
-    | Attach
-    | Detach
-    | Open
-    | Check
-    | Push
-    | Close
-    | Put
-    | Get
-    | Probe
-    | Barrier
-    | Save
-    | Load
-    | Missing
-    | Beat
-    | Leave
-)
-FromService = (
-    Challenge | Nearby | Welcome | Opened | Summed | Value | Done | Beat | Refused | Failed
-)
+Located = Open | Access | Probe
+"""Messages that name bytes of a segment."""
+
+
+def union(base: type[Message]) -> Any:
+    """Return the union of the messages of a base, and `Beat`, for a decoder."""
+    kinds = [each for each in globals().values() if isinstance(each, type)]
+    kinds = [each for each in kinds if issubclass(each, base | Beat) and not each.__subclasses__()]
+    return Union[tuple(kinds)]  # noqa: UP007

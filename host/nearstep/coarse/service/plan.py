@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.coarse.routing import partition
-from nearstep.coarse.service.segment import PAGE_BYTES
+from nearstep.coarse.service.shared_memory import PAGE_BYTES
 
 IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
 """Identity of each operation."""
@@ -55,13 +55,7 @@ def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
     ----------
     places : device of each client, by rank. Value r is the array of client r, on its device only;
         the jobs' results, numbered from the number of clients on, are on all devices.
-
-    Raises
-    ------
-    ValueError : no client, no device, or a place that is not a device.
     """
-    if not places or devices < 1 or not all(0 <= place < devices for place in places):
-        raise ValueError(f"clients need places on at least 1 device, not {places} on {devices}")
     if devices == 1:
         return ()
     waiting: list[list[int]] = [[] for _ in range(devices)]
@@ -87,7 +81,7 @@ def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
 class Layout:
     """Layout of a tensor's shards in the memory of a client: they share places in turn.
 
-    A shard may be pushed when the earlier shard in its place has come back.
+    A shard may be pushed when the earlier shard in its place was returned.
 
     Attributes
     ----------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -12,32 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.coarse.service.errors import (
-    JOB_ERRORS,
-    FrameError,
-    HandshakeError,
-    JobError,
-    ServiceError,
-    ServiceLostError,
-    StalledError,
-    refusal,
-)
-from nearstep.coarse.service.messages import (
-    Beat,
-    Challenge,
-    Done,
-    Failed,
-    FromService,
-    Leave,
-    Message,
-    Missing,
-    Nearby,
-    Opened,
-    Refused,
-    Summed,
-    Value,
-    Welcome,
-)
+from nearstep.coarse.service import errors, messages
 from nearstep.coarse.service.wire import SLICE_S, Address, Connection
 
 ANSWER_S = 5.0
@@ -51,15 +27,16 @@ class Sums:
     Attributes
     ----------
     places : destination of each shard's result.
-    versions : last version that has arrived, of each shard.
-    opened : whether all clients have opened the exchange.
+    versions : last version of each shard that was received.
     kept : names of the parameters and states that the exchange updates.
+    refused : refusal of the exchange or of a push, until it is raised.
     """
 
     places: list[NDArray[np.uint8]]
     versions: list[int] = field(init=False)
     opened: bool = False
     kept: tuple[str, ...] = ()
+    refused: messages.Refused | None = None
 
     def __post_init__(self) -> None:
         self.versions = [0] * len(self.places)
@@ -82,8 +59,7 @@ class Replies:
     nearby : the service's Unix socket, if this client is on its machine.
     welcome : the service's settings, once all clients are connected.
     sums : results of each exchange, by its number.
-    refused : refusals by the number of the exchange.
-    pushed : number of pushed shards that have not come back.
+    pushed : number of pushed shards that were not returned.
 
     Raises
     ------
@@ -93,23 +69,22 @@ class Replies:
     def __init__(self, address: str, *, timeout_s: float, silence_s: float) -> None:
         self.timeout_s = timeout_s
         self.silence_s = silence_s
-        self.challenge: Challenge | None = None
-        self.nearby: Nearby | None = None
-        self.welcome: Welcome | None = None
+        self.challenge: messages.Challenge | None = None
+        self.nearby: messages.Nearby | None = None
+        self.welcome: messages.Welcome | None = None
         self.sums: dict[int, Sums] = {}
-        self.refused: dict[int, Refused] = {}
         self.pushed = 0
         self._arrived = threading.Condition()
-        self._answers: dict[int, Message] = {}
-        self._landings: dict[int, NDArray[np.uint8]] = {}
-        self._error: ServiceError | None = None
-        self._requests = 0
+        self._answers: dict[int, messages.Done | messages.Refused] = {}
+        self._buffers: dict[int, NDArray[np.uint8]] = {}
+        self._error: errors.ServiceError | None = None
+        self._requests = itertools.count(1)
         self._closed = False
         try:
             sock = Address(address).connect()
         except OSError as error:
-            raise ServiceLostError(f"no service at {address}: {error}") from error
-        self.connection = Connection(sock, FromService, silence_s)
+            raise errors.ServiceLostError(f"no service at {address}: {error}") from error
+        self.connection = Connection(sock, messages.FromService, silence_s)
         self.connection.meanwhile = self.poll
         self._reading = False
         self._ended = threading.Event()
@@ -123,30 +98,29 @@ class Replies:
 
     def send(
         self,
-        message: Message,
+        message: messages.Message,
         payload: NDArray[np.uint8] | None = None,
         descriptors: list[int] | None = None,
     ) -> None:
         """Send a message, with its payload unless memory is shared."""
         try:
             self.connection.send(message, None if self.is_shared else payload, descriptors or [])
-        except (OSError, StalledError) as error:
+        except (OSError, errors.StalledError) as error:
             if isinstance(error, OSError):  # receive the service's last messages
-                with contextlib.suppress(ServiceError):
+                with contextlib.suppress(errors.ServiceError):
                     self._wait(lambda: False, self.silence_s)
-            self._end(ServiceLostError(f"the service is gone: {error}"))
+            self._end(errors.ServiceLostError(f"the service is gone: {error}"))
             raise self._failure() from error
 
-    def request(self) -> int:
-        """Return the number of a new request."""
-        with self._arrived:
-            self._requests += 1
-            return self._requests
+    @property
+    def queue_shards(self) -> int:
+        """Maximum number of pushed shards that were not returned."""
+        return 0 if self.welcome is None else self.welcome.queue_shards
 
-    def take_place(self, places: int) -> bool:
-        """Count a shard to be pushed; return False if `places` shards have not come back."""
+    def take_place(self) -> bool:
+        """Count a shard to be pushed; return False if `queue_shards` shards were not returned."""
         with self._arrived:
-            if self.pushed >= places:
+            if self.pushed >= self.queue_shards:
                 return False
             self.pushed += 1
             return True
@@ -154,7 +128,8 @@ class Replies:
     def ask(
         self,
         what: str,
-        make: Callable[[int], Message],
+        kind: Callable[..., messages.Message],
+        *fields: Any,
         payload: NDArray[np.uint8] | None = None,
         into: NDArray[np.uint8] | None = None,
     ) -> str:
@@ -163,26 +138,24 @@ class Replies:
         Parameters
         ----------
         what : what the request waits for, in error messages.
-        make : builds the message from the number of the request.
-        payload : payload of the request.
+        kind, fields : class of the request, and its fields after the number.
         into : destination of the answer's payload.
         """
-        request = self.request()
+        request = next(self._requests)
         if into is not None:
-            self._landings[request] = into
+            self._buffers[request] = into
         try:
-            self.send(make(request), payload)
-            answer = self.answer(request, what)
+            self.send(kind(request, *fields), payload)
+            return self.answer(request, what)
         finally:
-            self._landings.pop(request, None)
-        return answer.text if isinstance(answer, Done) else ""
+            self._buffers.pop(request, None)
 
-    def answer(self, request: int, what: str) -> Message:
-        """Wait for the answer to a request; raise the error of a refusal."""
-        message: Message = self.wait(lambda: self._answers.pop(request, None), what)
-        if isinstance(message, Refused):
-            raise refusal(message.kind, message.detail)
-        return message
+    def answer(self, request: int, what: str) -> str:
+        """Wait for the answer to a request, and return its text; raise the error of a refusal."""
+        message = self.wait(lambda: self._answers.pop(request, None), what)
+        if isinstance(message, messages.Refused):
+            raise errors.refusal(message.kind, message.detail)
+        return str(message.text)
 
     def wait(self, found: Callable[[], Any], what: str) -> Any:
         """Wait until `found` returns a true value, and return it.
@@ -194,14 +167,14 @@ class Replies:
         result = self._wait(found, self.timeout_s)
         if result:
             return result
-        request = self.request()
-        self.send(Missing(request))
+        request = next(self._requests)
+        self.send(messages.Missing(request))
         said = self._wait(lambda: self._answers.pop(request, None), ANSWER_S)
         text = f"waited {self.timeout_s} s for {what}"
-        if not isinstance(said, Done):
-            raise JobError(f"{text}; the service does not answer")
+        if not isinstance(said, messages.Done):
+            raise errors.JobError(f"{text}; the service does not answer")
         ranks = [int(each) for each in said.text.split()]
-        raise JobError(f"{text}; clients {ranks} have not come" if ranks else text, ranks)
+        raise errors.JobError(f"{text}; clients {ranks} have not come" if ranks else text, ranks)
 
     def _wait(self, found: Callable[[], Any], seconds: float) -> Any:
         """Return the first true value of `found` within a time, or else its last value."""
@@ -211,7 +184,7 @@ class Replies:
                 if self._error is not None:
                     raise self._failure()
                 if self._closed:
-                    raise JobError("the client was closed")
+                    raise errors.JobError("the client was closed")
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -234,16 +207,18 @@ class Replies:
         self._arrived.release()
         try:
             self._receive(seconds)
-        except (FrameError, StalledError) as error:
-            self._end(ServiceLostError(f"the service broke the protocol: {error}"))
+        except (errors.FrameError, errors.StalledError) as error:
+            self._end(errors.ServiceLostError(f"the service broke the protocol: {error}"))
         except EOFError:
-            self._end(ServiceLostError("the service closed the connection"))
+            self._end(errors.ServiceLostError("the service closed the connection"))
         except OSError as error:
-            self._end(ServiceLostError(f"the service is gone: {error}"))
-        except ServiceError as error:
+            self._end(errors.ServiceLostError(f"the service is gone: {error}"))
+        except errors.ServiceError as error:
             self._end(error)
         except Exception as error:
-            self._end(ServiceLostError(f"what it said failed: {type(error).__name__}: {error}"))
+            self._end(
+                errors.ServiceLostError(f"what it said failed: {type(error).__name__}: {error}")
+            )
         finally:
             self._arrived.acquire()
             self._reading = False
@@ -252,34 +227,34 @@ class Replies:
     def _receive(self, seconds: float) -> None:
         """Handle available messages; wait at most `seconds` for the first one."""
         connection = self.connection
-        message = connection.take(self._landing) if connection.has_ahead else None
+        message = connection.take(self._buffer_of) if connection.has_ahead else None
         if message is None and connection.await_input(seconds):
-            message = connection.take(self._landing)
+            message = connection.take(self._buffer_of)
         while message is not None:
             self._take(message)
-            message = connection.take(self._landing) if connection.has_ahead else None
+            message = connection.take(self._buffer_of) if connection.has_ahead else None
 
     def close(self, *, leave: bool) -> None:
         """End the connection; with `leave`, send `Leave` first."""
         self._closed = True
         self._ended.set()
         if leave and self._error is None:
-            with contextlib.suppress(OSError, StalledError):
-                self.connection.send(Leave())
+            with contextlib.suppress(OSError, errors.StalledError):
+                self.connection.send(messages.Leave())
         self.connection.end()
         self._thread.join()
         with self._arrived:
             self._arrived.wait_for(lambda: not self._reading)
         self.connection.close()
 
-    def _failure(self) -> ServiceError:
+    def _failure(self) -> errors.ServiceError:
         """Return a copy of the error that ended the job: each thread raises its own."""
         error = self._error
-        if isinstance(error, JobError):
+        if isinstance(error, errors.JobError):
             return type(error)(str(error), error.ranks, error.devices)
-        return HandshakeError(str(error))
+        return errors.HandshakeError(str(error))
 
-    def _end(self, error: ServiceError) -> None:
+    def _end(self, error: errors.ServiceError) -> None:
         with self._arrived:
             if self._error is None:
                 self._error = error
@@ -292,11 +267,11 @@ class Replies:
             while self._error is None and not self._ended.wait(self._beat_s / 2):
                 now = time.monotonic()
                 with contextlib.suppress(OSError):  # reported when the last frames are received
-                    self.connection.send_if_free(Beat())
+                    self.connection.send_if_free(messages.Beat())
                 self.poll()
                 if now - self.connection.heard > self.silence_s:
-                    raise ServiceLostError(f"the service was silent for {self.silence_s} s")
-        except ServiceError as error:
+                    raise errors.ServiceLostError(f"the service was silent for {self.silence_s} s")
+        except errors.ServiceError as error:
             self._end(error)
 
     @property
@@ -305,42 +280,38 @@ class Replies:
             return self.welcome.beat_s
         return min(SLICE_S, self.silence_s / 4)  # before the service said how often
 
-    def _landing(self, message: Message) -> NDArray[np.uint8] | None:
+    def _buffer_of(self, message: messages.Message) -> NDArray[np.uint8] | None:
         if self.is_shared:
             return None
-        if isinstance(message, Summed):
+        if isinstance(message, messages.Summed):
             sums = self.sums.get(message.exchange)
             if sums is not None and message.shard < len(sums.places):
                 return sums.places[message.shard]
-        elif isinstance(message, Value):
-            return self._landings.get(message.request)
+        elif isinstance(message, messages.Done):
+            return self._buffers.get(message.request)
         return None
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: messages.Message) -> None:
         with self._arrived:
             match message:
-                case Challenge():
-                    self.challenge = message
-                case Nearby():
-                    self.nearby = message
-                case Welcome():
-                    self.welcome = message
-                case Opened():
+                case messages.Challenge() | messages.Nearby() | messages.Welcome():
+                    setattr(self, type(message).__name__.lower(), message)
+                case messages.Opened():
                     if message.exchange in self.sums:
                         self.sums[message.exchange].opened = True
                         self.sums[message.exchange].kept = tuple(message.kept)
-                case Summed():
+                case messages.Summed():
                     self.pushed -= 1
                     if message.exchange in self.sums:
                         self.sums[message.exchange].versions[message.shard] = message.version
-                case Refused(exchange=int(number)):
-                    self.refused[number] = message
-                case Value() | Done() | Refused(request=int()):
-                    assert message.request is not None
-                    self._answers[message.request] = message
-                case Failed():
-                    if message.kind == HandshakeError.__name__:
-                        raise HandshakeError(message.detail)
-                    kind = JOB_ERRORS.get(message.kind, JobError)
+                case messages.Refused(exchange=int(number)):
+                    if number in self.sums:
+                        self.sums[number].refused = message
+                case messages.Done(request=int(number)) | messages.Refused(request=int(number)):
+                    self._answers[number] = message
+                case messages.Failed():
+                    if message.kind == errors.HandshakeError.__name__:
+                        raise errors.HandshakeError(message.detail)
+                    kind = errors.named(errors.JobError, message.kind)
                     raise kind(message.detail, message.ranks, message.devices)
             self._arrived.notify_all()

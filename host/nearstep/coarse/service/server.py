@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Self, get_args
 
 from nearstep.coarse.pool import CoarsePool
-from nearstep.coarse.routing import SHARD_ALIGNMENT
-from nearstep.coarse.service.engine import Engine, Scheduling
+from nearstep.coarse.routing import check_shard_bytes
+from nearstep.coarse.service.dispatcher import Dispatcher, Scheduling
 from nearstep.coarse.service.sockets import Sockets
 from nearstep.coarse.service.wire import Address
 from nearstep.errors import ArgumentError
@@ -39,10 +39,10 @@ class Server:
     token : shared secret of service and clients; it is never sent.
     shard_bytes : least size of a shard, unless the client chooses; a multiple of 2048. The size
         determines the order of additions.
-    queue_shards : maximum number of pushed shards of a client that have not come back.
+    queue_shards : maximum number of pushed shards of a client that were not returned.
     beat_s : seconds between signs of life of both sides.
     silence_s : seconds without one after which a client counts as lost.
-    scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Engine`.
+    scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Dispatcher`.
     snapshots : folder in which clients may save and load; None: they may not.
     share_memory : whether TCP clients on this machine switch to shared memory.
 
@@ -68,10 +68,7 @@ class Server:
         snapshots: Path | None = None,
         share_memory: bool = True,
     ) -> None:
-        if not is_whole(shard_bytes) or shard_bytes <= 0 or shard_bytes % SHARD_ALIGNMENT:
-            raise ArgumentError(
-                f"shard_bytes must be a positive multiple of {SHARD_ALIGNMENT}, not {shard_bytes!r}"
-            )
+        check_shard_bytes(shard_bytes)
         if not is_whole(queue_shards) or queue_shards < 1:
             raise ArgumentError(f"queue_shards must be at least 1, not {queue_shards!r}")
         if not 0 < beat_s < silence_s:
@@ -86,7 +83,7 @@ class Server:
                 f"scheduler must be one of {', '.join(get_args(Scheduling))}, not {scheduler!r}"
             )
         self.address = Address(address)
-        self.engine = Engine(
+        self.dispatcher = Dispatcher(
             pool,
             shard_bytes=shard_bytes,
             queue_shards=queue_shards,
@@ -100,7 +97,7 @@ class Server:
             nearby = f"@nearstep-{secrets.token_hex(16)}"
             listeners.append(Address(f"unix:{nearby}").listen())
         self._name = listeners[0].getsockname()
-        self._sockets = Sockets(listeners, token, nearby, silence_s, self.engine.post)
+        self._sockets = Sockets(listeners, token, nearby, silence_s, self.dispatcher.post)
         self._stopped = threading.Event()
         place = self.address.place
         self._socket: str | None = None
@@ -117,10 +114,10 @@ class Server:
 
     def start(self) -> None:
         """Start to serve, in background threads."""
-        self.engine.start(self._sockets.turn, self._sockets.wake)
+        self.dispatcher.start(self._sockets.turn, self._sockets.wake)
         threading.Thread(
             target=self._sockets.live,
-            args=(self._stopped, self.engine.beat_s),
+            args=(self._stopped, self.dispatcher.beat_s),
             name="coarse signs of life",
             daemon=True,
         ).start()
@@ -130,9 +127,9 @@ class Server:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        self.engine.stop()
+        self.dispatcher.stop()
         self._sockets.close(FINISH_S)
-        self.engine.pool.close()
+        self.dispatcher.pool.close()
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._socket)

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.buffer import Buffer
 from nearstep.coarse.routing import SHARD_ALIGNMENT
+from nearstep.coarse.service import messages
 from nearstep.coarse.service.errors import FrameError
-from nearstep.coarse.service.messages import (
-    Attach,
-    Close,
-    Detach,
-    Get,
-    Hello,
-    Message,
-    Open,
-    Probe,
-    Proof,
-    Push,
-    Put,
-    Stay,
-)
 from nearstep.coarse.service.plan import Layout
-from nearstep.coarse.service.segment import PAGE_BYTES, Segment
+from nearstep.coarse.service.shared_memory import PAGE_BYTES, SharedMemory
 from nearstep.coarse.service.wire import Connection
 
-HANDSHAKE = (Hello, Proof, Stay)
-USES_MEMORY = (Put, Get, Probe)
 MAX_SEGMENTS = 4096
 MAX_SHARDS = 1 << 17
 """Maximum number of shards of a tensor."""
@@ -40,7 +23,7 @@ class Session:
     """The service's state of a client.
 
     `Sockets` reads messages, checks them with `note` and finds their payloads' places; the thread
-    of `Engine` carries them out.
+    of `Dispatcher` carries them out.
 
     Parameters
     ----------
@@ -53,21 +36,19 @@ class Session:
     left : whether the client has sent `Leave`.
     """
 
-    def __init__(self, connection: Connection, hello: Hello, digest: bytes) -> None:
+    def __init__(self, connection: Connection, hello: messages.Hello, digest: bytes) -> None:
         self.connection = connection
         self.hello = hello
         self.digest = digest
-        self.job = hello.job
-        self.rank = hello.rank
-        self.clients = hello.clients
-        self.segments: dict[int, Segment] = {}
+        self.job, self.rank, self.clients = hello.job, hello.rank, hello.clients
+        self.segments: dict[int, SharedMemory] = {}
         self.queued = 0
         self.left = False
-        self._opened: dict[int, tuple[Open, Layout]] = {}
+        self._opened: dict[int, tuple[messages.Open, Layout]] = {}
         self._lock = threading.Lock()
         self._closed = False
 
-    def note(self, message: Message) -> None:
+    def note(self, message: messages.Message) -> None:
         """Check a message when it is read, and record segments and exchanges.
 
         Raises
@@ -75,21 +56,21 @@ class Session:
         FrameError : a second handshake, an invalid segment or number of shards, or stray
             descriptors.
         """
-        if isinstance(message, HANDSHAKE):
+        if isinstance(message, messages.Hello | messages.Proof | messages.Stay):
             raise FrameError("one handshake", "another one")
-        if isinstance(message, Attach):
+        if isinstance(message, messages.Attach):
             if message.segment in self.segments:
                 raise FrameError("a new segment", f"segment {message.segment} again")
             if len(self.segments) >= MAX_SEGMENTS:
                 raise FrameError(f"at most {MAX_SEGMENTS} segments", "one more")
             shared = self.connection.is_shared
             descriptor = self.connection.take_descriptor() if shared else None
-            segment = Segment(message.size, descriptor)
+            segment = SharedMemory(message.size, descriptor)
             segment.close()
             with self._lock:
                 if not self._closed:  # the job may have ended meanwhile
                     self.segments[message.segment] = segment
-        elif isinstance(message, Open):
+        elif isinstance(message, messages.Open):
             if message.shard_bytes % SHARD_ALIGNMENT:
                 raise FrameError(
                     f"shards of multiples of {SHARD_ALIGNMENT} bytes", f"{message.shard_bytes}"
@@ -103,22 +84,22 @@ class Session:
             self.memory(message, layout.nbytes)
             if not self.connection.is_shared:
                 self._opened[message.exchange] = message, layout
-        elif isinstance(message, Close):
+        elif isinstance(message, messages.Close):
             self._opened.pop(message.exchange, None)
-        elif isinstance(message, USES_MEMORY):
+        elif isinstance(message, messages.Access | messages.Probe):
             self.memory(message, message.nbytes)
         self.connection.check_descriptors()
 
-    def landing(self, message: Message) -> NDArray[np.uint8] | None:
+    def buffer_of(self, message: messages.Message) -> NDArray[np.uint8] | None:
         """Return the destination of a message's payload; None with shared memory.
 
         Raises
         ------
-        FrameError : no such segment, or the payload has another size than the shard.
+        FrameError : the payload has another size than the shard.
         """
         if self.connection.is_shared:
             return None
-        if isinstance(message, Push):
+        if isinstance(message, messages.Push):
             opened, layout = self._opened.get(message.exchange, (None, None))
             if opened is not None and layout is not None and message.shard < len(layout.shards):
                 memory = self.memory(opened, layout.nbytes)
@@ -126,11 +107,11 @@ class Session:
                 if message.nbytes != place.size:
                     raise FrameError(f"a shard of {place.size} bytes", f"{message.nbytes}")
                 return place
-        elif isinstance(message, Put | Probe):
+        elif isinstance(message, messages.Put | messages.Probe):
             return self.memory(message, message.nbytes)
         return None
 
-    def memory(self, message: Open | Put | Get | Probe, nbytes: int) -> NDArray[np.uint8]:
+    def memory(self, message: messages.Located, nbytes: int) -> NDArray[np.uint8]:
         """Return the `nbytes` bytes of the client's memory that a message names.
 
         Raises
@@ -147,7 +128,7 @@ class Session:
             )
         return segment.data[message.offset : message.offset + nbytes]
 
-    def detach(self, message: Detach) -> None:
+    def detach(self, message: messages.Detach) -> None:
         """Drop a segment."""
         with self._lock:
             self.segments.pop(message.segment, None)
@@ -156,7 +137,7 @@ class Session:
         """Return the size of a message's payload: 0 where memory is shared."""
         return 0 if self.connection.is_shared else nbytes
 
-    def send(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
+    def send(self, message: messages.Message, payload: NDArray[np.uint8] | None = None) -> None:
         """Queue a message, with its payload unless memory is shared; does not wait.
 
         A lost client is detected when its connection is read.
@@ -169,48 +150,3 @@ class Session:
         with self._lock:
             self._closed = True
             self.segments.clear()
-
-
-@dataclass(eq=False)
-class Room:
-    """Device memory of a place, which shards use in turn.
-
-    Attributes
-    ----------
-    buffers : for each value of the plan, its buffer on each device, or None.
-    lent_in, lent_out : clients whose pushed array, or result, is used as device memory without a
-        copy.
-    holder : the shard that uses the place now.
-    """
-
-    buffers: dict[int, list[Buffer | None]] = field(default_factory=dict)
-    lent_in: set[int] = field(default_factory=set)
-    lent_out: set[int] = field(default_factory=set)
-    holder: Shard | None = None
-
-
-@dataclass(eq=False)
-class Shard:
-    """A shard of an exchange, on the devices.
-
-    Attributes
-    ----------
-    number : index of the shard in its exchange.
-    start, stop : elements [start, stop) of the tensor.
-    pushed : clients that have pushed the next version.
-    version : number of completed sums.
-    stage : current stage of the plan.
-    left : jobs or updates of the stage that have not ended.
-    step, hyper : step and hyper-parameters of an update, as the clients sent them.
-    """
-
-    number: int
-    start: int
-    stop: int
-    room: Room
-    pushed: set[int] = field(default_factory=set)
-    version: int = 0
-    stage: int = 0
-    left: int = 0
-    step: int = 0
-    hyper: str = ""

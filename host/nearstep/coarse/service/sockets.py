@@ -15,22 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from nearstep.coarse.service import messages
 from nearstep.coarse.service.errors import FrameError, HandshakeError, StalledError
 from nearstep.coarse.service.handshake import nonce, proof
-from nearstep.coarse.service.messages import (
-    VERSION,
-    Beat,
-    Challenge,
-    Failed,
-    FromClient,
-    Hello,
-    Message,
-    Nearby,
-    Proof,
-    Stay,
-)
-from nearstep.coarse.service.segment import SegmentError
 from nearstep.coarse.service.session import Session
+from nearstep.coarse.service.shared_memory import SharedMemoryError
 from nearstep.coarse.service.wire import MAX_MESSAGE_BYTES, MAX_STRANGER_BYTES, Connection
 
 HANDSHAKE_S = 30.0
@@ -49,7 +38,7 @@ TICK_S = 0.1
 """Seconds between checks for connections without progress."""
 
 Kind = TypeVar("Kind")
-Greeting = Generator[None, Message, Session]
+Greeting = Generator[None, messages.Message, Session]
 
 
 @dataclass(frozen=True)
@@ -83,7 +72,7 @@ class Peer:
 class Sockets:
     """Listeners and connections; `turn` handles those that are ready.
 
-    The engine's thread calls `turn` between its tasks. While a task takes long, the thread of
+    The dispatcher's thread calls `turn` between its tasks. While a task takes long, the thread of
     `live` takes turns, so that clients still get signs of life and can send.
 
     Parameters
@@ -100,7 +89,7 @@ class Sockets:
         token: str,
         nearby: str | None,
         silence_s: float,
-        heard: Callable[[Session, Message | Disconnected], None],
+        heard: Callable[[Session, messages.Message | Disconnected], None],
     ) -> None:
         self.listeners = listeners
         self.token = token
@@ -229,9 +218,9 @@ class Sockets:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._epoll.register(sock, select.EPOLLIN)
-        except OSError:  # the client is gone, or the limit of epoll is reached
+        except OSError:  # the client has closed the socket, or the limit of epoll is reached
             return sock.close()
-        connection = Connection(sock, FromClient, self.silence_s)
+        connection = Connection(sock, messages.FromClient, self.silence_s)
         connection.deadline = time.monotonic() + min(self.silence_s, HANDSHAKE_S)
         connection.max_message_bytes = MAX_STRANGER_BYTES
         greeting = self._greet(connection)
@@ -246,7 +235,7 @@ class Sockets:
         try:
             while True:
                 session = peer.session
-                message = connection.take(_nowhere if session is None else session.landing)
+                message = connection.take(session.buffer_of if session else lambda _: None)
                 if message is None:
                     if connection.missing >= BULK_BYTES:
                         self._arm(peer, filling=True)
@@ -255,7 +244,7 @@ class Sockets:
                     return
                 if session is not None:
                     session.note(message)
-                if isinstance(message, Beat):
+                if isinstance(message, messages.Beat):
                     if session is not None:
                         with contextlib.suppress(OSError):  # its end is reported elsewhere
                             connection.send_if_free(message)
@@ -265,7 +254,7 @@ class Sockets:
                     self._go_on(peer, message)
                 if not connection.has_ahead:
                     return
-        except (FrameError, HandshakeError, SegmentError, StalledError) as error:
+        except (FrameError, HandshakeError, SharedMemoryError, StalledError) as error:
             self._refuse(peer, error)
         except EOFError:
             self._drop(peer, "closed its connection")
@@ -274,7 +263,7 @@ class Sockets:
         except Exception as error:
             self._drop(peer, f"sent what the service failed with: {type(error).__name__}: {error}")
 
-    def _go_on(self, peer: Peer, message: Message) -> None:
+    def _go_on(self, peer: Peer, message: messages.Message) -> None:
         """Continue a handshake."""
         try:
             peer.greeting.send(message)
@@ -292,24 +281,24 @@ class Sockets:
         ------
         HandshakeError : wrong version or token, or an unexpected message.
         """
-        hello = _expect(Hello, (yield))
-        if hello.version != VERSION:
-            raise HandshakeError(f"expected version {VERSION}, found {hello.version}")
-        asked = Challenge(nonce())
+        hello = _expect(messages.Hello, (yield))
+        if hello.version != messages.VERSION:
+            raise HandshakeError(f"expected version {messages.VERSION}, found {hello.version}")
+        asked = messages.Challenge(nonce())
         connection.post(asked)
-        said = _expect(Proof, (yield))
+        said = _expect(messages.Proof, (yield))
         if not hmac.compare_digest(said.digest, proof(self.token, "client", hello, asked.nonce)):
             raise HandshakeError("the token is wrong")
         digest = proof(self.token, "service", hello, asked.nonce)
         if self.nearby is not None and not connection.is_shared:
-            connection.post(Nearby(self.nearby, digest))
-            _expect(Stay, (yield))
+            connection.post(messages.Nearby(self.nearby, digest))
+            _expect(messages.Stay, (yield))
         return Session(connection, hello, digest)
 
     def _refuse(self, peer: Peer, error: Exception) -> None:
         """Send a client the error that it caused, and end its connection."""
         kind = "HandshakeError" if peer.session is None else "RefusedError"
-        peer.connection.post(Failed(kind, str(error)[:8000], [], []))
+        peer.connection.post(messages.Failed(kind, str(error)[:8000], [], []))
         self._drop(peer, f"broke the protocol: {error}")
 
     def _drop(self, peer: Peer, reason: str) -> None:
@@ -349,11 +338,7 @@ def _in_thread(action: Callable[[], None]) -> bool:
     return True
 
 
-def _nowhere(_: Message) -> None:
-    """Allow no payload before the end of the handshake."""
-
-
-def _expect(kind: type[Kind], message: Message) -> Kind:
+def _expect(kind: type[Kind], message: messages.Message) -> Kind:
     """Return the message, or raise `HandshakeError` if it is of another type."""
     if not isinstance(message, kind):
         raise HandshakeError(f"expected {kind.__name__}, found {type(message).__name__}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import re
 import select
 import socket
 import stat
@@ -18,14 +19,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.coarse.service.errors import FrameError, StalledError
-from nearstep.coarse.service.messages import Message
+from nearstep.coarse.service.messages import Message, union
 from nearstep.errors import ArgumentError
 
 MAGIC = b"NSC1"
@@ -48,8 +49,13 @@ MAX_LEFT = 1 << 16
 SLICE_S = 0.2
 """Interval at which a wait checks whether the connection was closed."""
 
-Landing = Callable[[Any], "NDArray[np.uint8] | None"]
+BufferOf = Callable[[Any], "NDArray[np.uint8] | None"]
 """Returns the buffer for the payload of a message; None if it must have no payload."""
+
+
+ADDRESS = re.compile(
+    r"unix:(?P<path>.+)|tcp:(\[(?P<six>.+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d+)", re.DOTALL
+)
 
 
 class Address:
@@ -63,24 +69,15 @@ class Address:
     """
 
     def __init__(self, text: str) -> None:
-        kind, _, rest = text.partition(":")
-        host, _, port = rest.rpartition(":")
-        bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-        self.place: str | tuple[str, int]
-        if kind == "unix" and rest:
-            self.place = "\0" + rest[1:] if rest[0] == "@" else rest
-        elif (
-            kind == "tcp"
-            and bare
-            and (bare != host or ":" not in host)
-            and port.isdecimal()
-            and int(port) < 1 << 16
-        ):
-            self.place = (bare, int(port))
-        else:
+        found = ADDRESS.fullmatch(text)
+        if found is None or int(found["port"] or 0) >= 1 << 16:
             raise ArgumentError(
                 f"address must be unix:PATH, tcp:HOST:PORT or tcp:[HOST]:PORT, not {text!r}"
             )
+        path = found["path"]
+        self.place: str | tuple[str, int] = "\0" + path[1:] if path and path[0] == "@" else path
+        if not path:
+            self.place = found["six"] or found["host"], int(found["port"])
         self.text = text
 
     @property
@@ -159,7 +156,7 @@ class Connection:
     Parameters
     ----------
     sock : connected socket, owned by the connection from here on.
-    expected : union of the types of message that the peer sends.
+    expected : base of the messages that the peer sends.
     silence_s : limit of the seconds without progress of a started frame, in either direction.
 
     Attributes
@@ -168,12 +165,13 @@ class Connection:
     deadline : time (`time.monotonic`) after which receiving fails; None: no limit.
     heard : time of the last message.
     missing : bytes of the current payload that are not received yet.
+    closed : whether the connection has ended.
     meanwhile : called while `send` waits, also when there is something to receive.
     on_backlog : called with True when posted frames start to wait for the socket, and with False
         when all have been sent.
     """
 
-    def __init__(self, sock: socket.socket, expected: Any, silence_s: float) -> None:
+    def __init__(self, sock: socket.socket, expected: type[Message], silence_s: float) -> None:
         self.sock = sock
         self.is_shared = sock.family == socket.AF_UNIX
         self.silence_s = silence_s
@@ -187,18 +185,18 @@ class Connection:
         self._whole: Any = None
         self._failure: Exception | None = None
         self._control_bytes = socket.CMSG_SPACE(4 * MAX_DESCRIPTORS) if self.is_shared else 0
-        self._landing: Landing = lambda message: None
+        self._buffer_of: BufferOf = lambda message: None
         self._ahead = bytearray()
         self._incoming = self._messages()
         self._begun: float | None = None  # time of the last bytes of an unfinished frame
-        self._decoder = msgspec.msgpack.Decoder(expected)
+        self._decoder = msgspec.msgpack.Decoder(union(expected))
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
         self._left: deque[memoryview] = deque()
         self._rights: Sequence[int] = ()  # descriptors sent with the first byte of `_left`
         self._taken = time.monotonic()  # time at which the socket last accepted bytes
         self._finishing = False
-        self._closed = False
+        self.closed = False
         sock.setblocking(False)
 
     def send(
@@ -209,7 +207,7 @@ class Connection:
     ) -> None:
         """Send a frame, and wait until the socket has accepted all of it."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise ConnectionResetError("closed")
             self._send_left()  # so that descriptors accompany their own message
             self._left.extend(self._frame(message, payload))
@@ -236,7 +234,7 @@ class Connection:
         connection.
         """
         with self._lock:
-            if self._closed or self._finishing:
+            if self.closed or self._finishing:
                 return
             waited = bool(self._left)
             self._left.extend(self._frame(message, payload))
@@ -265,18 +263,13 @@ class Connection:
                 self.end()
 
     @property
-    def is_finished(self) -> bool:
-        """Whether the connection has ended."""
-        return self._closed
-
-    @property
     def left_bytes(self) -> int:
         """Posted bytes that the socket has not accepted."""
         return sum(map(len, self._left))
 
     def drain(self) -> None:
         """Send all posted frames, waiting for the socket; runs in a thread of its own."""
-        while self._left and not self._closed:
+        while self._left and not self.closed:
             with contextlib.suppress(ConnectionResetError, ValueError):  # ended meanwhile
                 if self._await(select.POLLOUT, None):
                     self.flush()
@@ -344,7 +337,7 @@ class Connection:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._closed:
+            if self.closed:
                 raise ConnectionResetError("closed")
             waited = bool(self._left)
             if not waited:
@@ -356,15 +349,15 @@ class Connection:
         finally:
             self._lock.release()
 
-    def receive(self, landing: Landing) -> Any:
-        """Wait for the next message; the payload is received into the buffer from `landing`."""
-        while (message := self.take(landing)) is None:
+    def receive(self, buffer_of: BufferOf) -> Any:
+        """Wait for the next message; the payload is received into the buffer from `buffer_of`."""
+        while (message := self.take(buffer_of)) is None:
             self.await_input(SLICE_S)
         return message
 
-    def take(self, landing: Landing) -> Any:
+    def take(self, buffer_of: BufferOf) -> Any:
         """Return the next message, or None while it is incomplete; raises as `receive`."""
-        self._landing = landing
+        self._buffer_of = buffer_of
         if (message := self._whole) is None:
             message = self._next()
         self._whole = None
@@ -402,7 +395,7 @@ class Connection:
                 message = self._decoder.decode(body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise FrameError("a message of the protocol", str(error)) from None
-            place = self._landing(message)
+            place = self._buffer_of(message)
             room = 0 if place is None else place.size
             if room != size:
                 raise FrameError(f"a payload of {room} bytes", f"{size}")
@@ -449,7 +442,7 @@ class Connection:
 
     def _await(self, event: int, since: float | None, seconds: float = SLICE_S) -> bool:
         """Wait at most `seconds` for `event` on the socket; return whether it occurred."""
-        if self._closed:
+        if self.closed:
             raise ConnectionResetError("closed")
         poll = select.poll()
         poll.register(self.sock, event)
@@ -476,7 +469,7 @@ class Connection:
 
         The socket is not closed: its number must not be reused while a thread uses it.
         """
-        self._closed = True
+        self.closed = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -492,9 +485,3 @@ class Connection:
         for each in self.descriptors:
             os.close(each)
         self.descriptors = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -17,7 +17,7 @@ from nearstep.coarse.routing import (
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.errors import DeviceMemoryError
 from nearstep.coarse.service.exchange import Exchange
-from nearstep.coarse.service.messages import Operation
+from nearstep.coarse.service.messages import ReduceOpName
 from nearstep.scalars import check_whole
 
 KEPT_BYTES = 1 << 29
@@ -57,7 +57,7 @@ class Exchanges:
     def client(self) -> Client:
         return self._connected()
 
-    def take(self, elements: int, operation: Operation, kind: str, turn: int) -> Exchange:
+    def take(self, elements: int, operation: ReduceOpName, kind: str, turn: int) -> Exchange:
         """Return a cached exchange, or a new one.
 
         Parameters
@@ -70,7 +70,9 @@ class Exchanges:
         self._sums += 1
         return self._take(elements, operation, kind, turn)
 
-    def _take(self, elements: int, operation: Operation, kind: str = "", turn: int = 0) -> Exchange:
+    def _take(
+        self, elements: int, operation: ReduceOpName, kind: str = "", turn: int = 0
+    ) -> Exchange:
         key = elements, operation, kind
         found = self._kept.pop(key, None)
         if found is None:
@@ -86,7 +88,7 @@ class Exchanges:
         self._kept[key] = found
         return found
 
-    def _open(self, elements: int, operation: Operation, kind: str, turn: int) -> Exchange:
+    def _open(self, elements: int, operation: ReduceOpName, kind: str, turn: int) -> Exchange:
         return self.client.exchange(
             elements, operation, self.wire, shard_bytes=self.shard_bytes, kind=kind, turn=turn
         )

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.errors import JobError
-from nearstep.coarse.service.messages import Operation
+from nearstep.coarse.service.messages import ReduceOpName
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import NATIVE, Gloo
 from nearstep.torch.distributed.tensors import (
@@ -534,7 +534,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
             output.copy_(target.view(output.shape))
 
     def _sum(
-        self, source: Tensor, operation: Operation, take: Callable[[int, int, Tensor], None]
+        self, source: Tensor, operation: ReduceOpName, take: Callable[[int, int, Tensor], None]
     ) -> None:
         """Reduce with the rings of the devices."""
         if not source.numel():

@@ -30,7 +30,7 @@ WIRE = "NEARSTEP_COARSE_WIRE"
 
 KEY = "nearstep/coarse"
 
-Place = tuple[str, str]
+Endpoint = tuple[str, str]
 """Address and token of a service."""
 
 
@@ -39,25 +39,25 @@ class Found:
 
     Attributes
     ----------
-    place : future of the service's address and token.
+    endpoint : future of the service's address and token.
     spawned : the service, if this process started it.
     users : number of groups that use the service.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.place: Future[Place] | None = None
+        self.endpoint: Future[Endpoint] | None = None
         self.spawned: Spawned | None = None
         self.users = 0
 
-    def take(self) -> tuple[Future[Place], bool]:
-        """Count a group; return the future of the place, and whether this group must resolve it."""
+    def take(self) -> tuple[Future[Endpoint], bool]:
+        """Count a group; return the endpoint's future, and whether this group must resolve it."""
         with self.lock:
             self.users += 1
-            if self.place is not None:
-                return self.place, False
-            self.place = Future()
-            return self.place, True
+            if self.endpoint is not None:
+                return self.endpoint, False
+            self.endpoint = Future()
+            return self.endpoint, True
 
     def release(self) -> None:
         """Count a group's end; the last one closes a service started by this process."""
@@ -65,11 +65,11 @@ class Found:
             self.users -= 1
             if self.users:
                 return
-            spawned, self.spawned, self.place = self.spawned, None, None
+            spawned, self.spawned, self.endpoint = self.spawned, None, None
         if spawned is not None:
             spawned.close()
 
-    def spawn(self, place: Future[Place], device: str) -> Place:
+    def spawn(self, endpoint: Future[Endpoint], device: str) -> Endpoint:
         """Start a service, unless all groups that wait for it have ended meanwhile.
 
         Raises
@@ -78,7 +78,7 @@ class Found:
         """
         made = Spawned(device)
         with self.lock:
-            if self.place is place:
+            if self.endpoint is endpoint:
                 self.spawned = made
                 return made.address, made.token
         made.close()
@@ -90,7 +90,7 @@ ACCEPTED = set[str]()
 """Answers to this process's earlier offers."""
 
 
-def standing() -> Place | None:
+def standing() -> Endpoint | None:
     """Return the service named by `NEARSTEP_COARSE` in the environment, or None.
 
     Raises
@@ -147,42 +147,42 @@ def default_device(size: int) -> str:
 
 def _say(store: Store, found: dict[str, Any]) -> None:
     with NATIVE:
-        store.set("place", json.dumps(found))
+        store.set("endpoint", json.dumps(found))
 
 
 def _said(store: Store, deadline: float) -> dict[str, Any]:
     """What rank 0 says. A thread must not wait in the store itself, where its process may end."""
     while time.monotonic() < deadline:
         with NATIVE:
-            if store.check(["place"]):
-                said: dict[str, Any] = json.loads(store.get("place"))
+            if store.check(["endpoint"]):
+                said: dict[str, Any] = json.loads(store.get("endpoint"))
                 return said
         time.sleep(POLL_S)
     raise JobError("waited for rank 0 to begin a service", [0])
 
 
 def _find(
-    store: Store, place: Future[Place], is_first: bool, rank: int, size: int, timeout_s: float
-) -> Place:
-    """The service that rank 0 offers. The first group of a process sets the process's `place`."""
+    store: Store, endpoint: Future[Endpoint], is_first: bool, rank: int, size: int, timeout_s: float
+) -> Endpoint:
+    """Return the service that rank 0 offers; a process's first group sets `endpoint`."""
     try:
         if rank == 0:
             device = os.environ.get(DEVICE) or default_device(size)
-            found = FOUND.spawn(place, device) if is_first else place.result()
-            _say(store, {"place": found})
+            found = FOUND.spawn(endpoint, device) if is_first else endpoint.result()
+            _say(store, {"endpoint": found})
         else:
             said = _said(store, time.monotonic() + timeout_s)
             if "error" in said:
                 raise ServiceLostError(f"rank 0 has no service: {said['error']}")
-            found = said["place"][0], said["place"][1]
+            found = said["endpoint"][0], said["endpoint"][1]
     except BaseException as error:
         if rank == 0:
             _say(store, {"error": str(error)})
         if is_first:
-            place.set_exception(error)
+            endpoint.set_exception(error)
         raise
     if is_first:
-        place.set_result(found)
+        endpoint.set_result(found)
     return found
 
 
@@ -196,10 +196,10 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProc
     timeout_s = timeout.total_seconds()
     job = agree(store, rank, size, timeout_s)
     own = PrefixStore(f"{KEY}/{job}", connection_of_its_own(store))
-    place, is_first = (Future[Place](), False) if known else FOUND.take()
+    endpoint, is_first = (Future[Endpoint](), False) if known else FOUND.take()
 
     def connect() -> Client:
-        address, token = known or _find(own, place, is_first, rank, size, timeout_s)
+        address, token = known or _find(own, endpoint, is_first, rank, size, timeout_s)
         return Client(address, token, job=job, rank=rank, clients=size, timeout_s=timeout_s)
 
     release: Callable[[], None] = (lambda: None) if known else FOUND.release

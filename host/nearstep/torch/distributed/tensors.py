@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
-from nearstep.coarse.service.messages import Operation
+from nearstep.coarse.service.messages import ReduceOpName
 from nearstep.errors import ArgumentError
 
 RING_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes that the devices sum, in float32; results of 16 bits are rounded once, at the end."""
 
-RING_OPERATIONS: dict[Any, Operation] = {
+RING_OPERATIONS: dict[Any, ReduceOpName] = {
     ReduceOp.SUM: "sum",
     ReduceOp.AVG: "average",
     ReduceOp.MAX: "max",
@@ -98,7 +98,7 @@ def bytes_of(tensor: Tensor) -> NDArray[np.uint8]:
     return found
 
 
-def ring_operation(tensor: Tensor, operation: Any) -> Operation | None:
+def ring_operation(tensor: Tensor, operation: Any) -> ReduceOpName | None:
     """Return the rings' operation for a reduction; None if they have none."""
     if tensor.dtype not in RING_DTYPES or tensor.layout != torch.strided:
         return None

@@ -73,8 +73,8 @@ class Service:
     def wait_idle(self) -> None:
         """Until the service knows that all clients have left."""
         deadline = time.monotonic() + 60
-        while self.server.engine.jobs:
-            assert time.monotonic() < deadline, list(self.server.engine.jobs)
+        while self.server.dispatcher.jobs:
+            assert time.monotonic() < deadline, list(self.server.dispatcher.jobs)
             time.sleep(0.01)
 
 

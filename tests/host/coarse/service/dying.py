@@ -134,7 +134,7 @@ class Deaths:
     def _wait_for_others(self, clients: int) -> None:
         """Until they have joined: nobody is told of one who never came."""
         deadline = time.monotonic() + BOUND_S
-        jobs = self.service.server.engine.jobs
+        jobs = self.service.server.dispatcher.jobs
         while "one name" not in jobs or len(jobs["one name"].sessions) < clients - 1:
             assert time.monotonic() < deadline
             time.sleep(0.001)
@@ -161,7 +161,7 @@ def session(client: Client) -> np.ndarray:
 
 
 def expected(service: Service, clients: int) -> np.ndarray:
-    pool = service.server.engine.pool
+    pool = service.server.dispatcher.pool
     return expected_sum(
         inputs(clients),
         devices=pool.devices,
@@ -195,7 +195,7 @@ class Left:
         return cls(
             descriptors(),
             threading.active_count(),
-            service.server.engine.pool.device.free_bytes,
+            service.server.dispatcher.pool.device.free_bytes,
         )
 
 

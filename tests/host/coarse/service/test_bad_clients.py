@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -38,8 +39,8 @@ from nearstep.coarse.service.messages import (
     Put,
     Welcome,
 )
-from nearstep.coarse.service.segment import Segment, SegmentError
 from nearstep.coarse.service.session import Session
+from nearstep.coarse.service.shared_memory import SharedMemory, SharedMemoryError
 from nearstep.coarse.service.wire import HEADER, MAGIC, Address, Connection
 
 from .conftest import TOKEN, Service, greet
@@ -54,7 +55,7 @@ def connect(service: Service) -> Connection:
 
 def refusal(service: Service, **changes: Any) -> str:
     """What the service answers to such a handshake."""
-    with connect(service) as connection:
+    with closing(connect(service)) as connection:
         failed = greet(connection, **{"clients": 2} | changes)
         failed = failed or connection.receive(lambda message: None)
         with pytest.raises((EOFError, OSError)):
@@ -69,14 +70,14 @@ def test_a_hello_that_is_wrong_is_refused_and_says_why(serve) -> None:
     assert refusal(service, token="x") == "the token is wrong"
     assert refusal(service, version=9) == f"expected version {VERSION}, found 9"
     assert "rank must be from 0 to 1" in refusal(service, rank=2)
-    with connect(service) as first:
+    with closing(connect(service)) as first:
         greet(first, clients=2)
-        while not service.server.engine.jobs:
+        while not service.server.dispatcher.jobs:
             time.sleep(0.001)
         assert refusal(service) == "job 'a' has a client 0"
         assert refusal(service, rank=1, clients=3) == "job 'a' has 2 clients, not 3"
     for early in (Barrier(1), Proof(b"x")):
-        with connect(service) as silent:
+        with closing(connect(service)) as silent:
             silent.send(early)
             assert "expected Hello" in silent.receive(lambda message: None).detail
     service.wait_idle()
@@ -86,7 +87,7 @@ def test_a_hello_that_is_wrong_is_refused_and_says_why(serve) -> None:
 def test_an_older_client_is_refused_by_its_version(serve) -> None:
     fields = {"version": 4, "token": TOKEN, "job": "a", "rank": 0, "clients": 1}
     body = msgspec.msgpack.encode({"type": "Hello"} | fields)
-    with connect(serve(2)) as connection:
+    with closing(connect(serve(2))) as connection:
         connection.sock.send(HEADER.pack(MAGIC, len(body), 0) + body)
         said = connection.receive(lambda message: None)
     assert (said.kind, said.detail) == ("HandshakeError", f"expected version {VERSION}, found 4")
@@ -169,24 +170,24 @@ def test_a_client_that_breaks_the_protocol_is_named_to_the_others(serve, tcp) ->
 def test_memory_that_could_shrink_is_not_taken(tmp_path) -> None:
     shared = os.memfd_create("plain")
     os.truncate(shared, 4096)
-    with pytest.raises(SegmentError, match="sealed"):
-        Segment(4096, shared)
-    good = Segment(4096)
+    with pytest.raises(SharedMemoryError, match="sealed"):
+        SharedMemory(4096, shared)
+    good = SharedMemory(4096)
     with pytest.raises(PermissionError):
         os.truncate(good.descriptor, 0)
-    with pytest.raises(SegmentError, match="must have 8192 bytes, not 4096"):
-        Segment(8192, os.dup(good.descriptor))
-    with pytest.raises(SegmentError):
-        Segment(0, os.open(tmp_path, os.O_RDONLY))
+    with pytest.raises(SharedMemoryError, match="must have 8192 bytes, not 4096"):
+        SharedMemory(8192, os.dup(good.descriptor))
+    with pytest.raises(SharedMemoryError):
+        SharedMemory(0, os.open(tmp_path, os.O_RDONLY))
     good.close()
 
 
 @pytest.mark.parametrize("count", [0, 2, 200])
 def test_descriptors_that_are_not_due_end_the_connection(serve, count) -> None:
     service = serve(2)
-    segment = Segment(4096)
+    segment = SharedMemory(4096)
     before = Left.of(service)
-    with connect(service) as connection:
+    with closing(connect(service)) as connection:
         assert isinstance(greet(connection), Welcome)
         try:
             connection.send(Attach(0, 4096), None, [segment.descriptor] * count)
@@ -251,7 +252,7 @@ def test_a_value_of_a_client_that_left_is_not_waited_for(serve) -> None:
 @pytest.mark.parametrize("dead", range(4))
 def test_a_dead_device_is_named_to_all_and_serves_again_when_it_is_back(serve, dead) -> None:
     service = serve(4)
-    backend = service.server.engine.pool.device.backend
+    backend = service.server.dispatcher.pool.device.backend
 
     def action(client) -> tuple[int, ...]:
         exchange = client.exchange(8)
@@ -334,7 +335,7 @@ def good_frames() -> list[bytes]:
     near, far = socket.socketpair()
     frames = []
     messages = [each for some in BAD.values() for each in some]
-    with Connection(near, FromService, 1.0) as connection, far:
+    with closing(Connection(near, FromService, 1.0)) as connection, far:
         for each in messages:
             connection.send(each)
             frames.append(far.recv(4096))
@@ -361,7 +362,7 @@ def test_garbage_does_not_disturb_a_job_beside_it(serve, count, tcp) -> None:
     with recorded(), beside(service) as sums:
         first = sums()
         while sent < count:
-            with connect(service) as connection:
+            with closing(connect(service)) as connection:
                 sock = connection.sock
                 try:
                     if rng.integers(2):

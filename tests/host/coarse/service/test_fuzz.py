@@ -37,7 +37,7 @@ from nearstep.coarse.service.messages import (
     Welcome,
 )
 from nearstep.coarse.service.plan import Layout
-from nearstep.coarse.service.segment import Segment
+from nearstep.coarse.service.shared_memory import SharedMemory
 from nearstep.coarse.service.wire import Address, Connection
 
 from .conftest import Service, greet
@@ -73,7 +73,7 @@ class Rogue:
         self.sent += 1
 
     def attach(self) -> None:
-        segment = Segment(SEGMENT_BYTES)
+        segment = SharedMemory(SEGMENT_BYTES)
         try:
             given = [segment.descriptor] if self.is_shared else []
             self.say(Attach(self.segments, SEGMENT_BYTES), None, *given)
@@ -162,7 +162,7 @@ def speak(rng: np.random.Generator, client: Rogue, folder: str) -> None:
             )
 
 
-def landing(message: Any) -> np.ndarray | None:
+def buffer_of(message: Any) -> np.ndarray | None:
     """Memory for a payload."""
     nbytes = getattr(message, "nbytes", 0)
     return np.empty(nbytes, np.uint8) if nbytes else None
@@ -171,7 +171,7 @@ def landing(message: Any) -> np.ndarray | None:
 def refused(client: Rogue) -> None:
     """Push to an exchange that was never opened, and wait until the service ends the job."""
     client.say(Push(1 << 40, 1, 0, 0, turn=0), np.ones(0, np.uint8))
-    while not isinstance(client.connection.receive(landing), Failed):
+    while not isinstance(client.connection.receive(buffer_of), Failed):
         pass
 
 
@@ -179,7 +179,7 @@ def hear(client: Rogue) -> bool:
     """Read the messages that have arrived, and return whether the job continues."""
     with contextlib.suppress(BlockingIOError):
         while client.connection.has_ahead or client.connection.sock.recv(1, socket.MSG_PEEK):
-            if isinstance(client.connection.receive(landing), Failed):
+            if isinstance(client.connection.receive(buffer_of), Failed):
                 return False
         return False
     return True

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nearstep.coarse.service import Client
-from nearstep.coarse.service.errors import RefusedError, UnlikeError
+from nearstep.coarse.service.errors import DeviceMemoryError, RefusedError, UnlikeError
 
 
 def values(version: int) -> dict[str, np.ndarray]:
@@ -49,6 +49,36 @@ def test_a_snapshot_is_loaded_by_fewer_clients_on_other_devices(serve, tmp_path,
         return checked
 
     assert serve(3, tcp=tcp).run(2, read) == [3 * 4100] * 2
+
+
+def test_a_snapshot_without_space_replaces_no_value(serve, tmp_path: Path) -> None:
+    """Of 4 MiB a device; the first value of the file would fit."""
+    path = str(tmp_path / "state")
+    small, large = np.arange(1000, dtype=np.uint8), np.ones(1 << 20, np.uint8)
+
+    def write(client: Client) -> str:
+        client.keep("a", small)
+        client.keep("b", large)
+        return client.save(path, ["a", "b"])
+
+    serve(2).run(1, write)
+
+    def load(client: Client) -> int:
+        kept = {"a": small[:5] + 1, "c": np.full(7 << 19, 3, np.uint8)}
+        for key, data in kept.items():
+            client.keep(key, data)
+        with pytest.raises(DeviceMemoryError):
+            client.load(path)
+        checked = 0
+        for key, data in kept.items():
+            out = np.zeros_like(data)
+            client.get(key, out)
+            checked += int((out == data).sum())
+        client.keep("c", data[:1])
+        assert client.load(path) == {"a": 1000, "c": 1, "b": 1 << 20}
+        return checked
+
+    assert serve(2).run(1, load) == [5 + (7 << 19)]
 
 
 def test_what_cannot_be_saved_or_loaded(serve, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nearstep.coarse.routing import RoutingTable
@@ -71,7 +71,13 @@ class Played:
 def test_all_is_summed_or_a_circle_is_found_in_random_arrivals() -> None:
     outcomes: Counter[str] = Counter()
 
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None)
+    @settings(
+        max_examples=100,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow],  # other work on the machine, perhaps
+    )
     @given(data=st.data(), proxies=st.integers(1, 4), clients=st.integers(1, 4))
     def each(data: st.DataObject, proxies: int, clients: int) -> None:
         shards = data.draw(st.integers(1, 5))

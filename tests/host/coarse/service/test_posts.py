@@ -40,7 +40,7 @@ def test_posts_return_at_once_and_arrive_in_order() -> None:
         ours.post(Done(number))
     ours.finish()
     assert time.monotonic() - began < 30  # seconds; a send would wait for ever
-    assert not ours.is_finished
+    assert not ours.closed
     assert backlog == [True]
     thread = threading.Thread(target=flush, args=(ours, backlog))
     thread.start()
@@ -54,7 +54,7 @@ def test_posts_return_at_once_and_arrive_in_order() -> None:
     with pytest.raises(EOFError):  # and then the connection ends
         theirs.receive(lambda _: None)
     thread.join()
-    assert ours.is_finished
+    assert ours.closed
     ours.close()
     theirs.close()
 
@@ -63,7 +63,7 @@ def test_an_end_that_never_reads_is_given_up() -> None:
     ours, theirs = (Connection(each, FromService, 0.5) for each in socket.socketpair())
     ours.post(Summed(0, 1, 0, 8 * NBYTES), np.zeros(8 * NBYTES, np.uint8))
     end = time.monotonic() + 60
-    while not ours.is_finished:
+    while not ours.closed:
         assert time.monotonic() < end
         time.sleep(0.01)
         ours.check_moving()

@@ -98,7 +98,7 @@ def stepped(stored: StorageOptimizer, gradient: F32, **hyper: Any) -> F32:
 )
 def test_bits_are_those_of_torch_after_the_same_average(serve, clients, devices, tcp) -> None:
     service = serve(url=url(devices), tcp=tcp, shard_bytes=SHARD_BYTES)
-    config = service.server.engine.pool.device.config
+    config = service.server.dispatcher.pool.device.config
     checked = 0
     for name, size in (("adamw", 5003), ("sgd", 1), ("adamw", 77)):
         kind, hyper = KINDS[name]
@@ -119,14 +119,15 @@ def test_bits_are_those_of_torch_after_the_same_average(serve, clients, devices,
             checked += sum(same(each[step], expected) for each in results)
     assert checked == clients * STEPS * (5003 + 1 + 77)
     service.wait_idle()
-    free = service.server.engine.pool.device
+    free = service.server.dispatcher.pool.device
     assert free.capacity_bytes - free.free_bytes <= devices * 4 * 4096  # identities are kept
 
 
 @pytest.mark.parametrize("rtl", of_rtl(2) + of_rtl(1))
 def test_on_rtl(serve, rtl) -> None:
     service = serve(url=rtl, shard_bytes=SHARD_BYTES)
-    config, devices = service.server.engine.pool.device.config, service.server.engine.pool.devices
+    pool = service.server.dispatcher.pool
+    config, devices = pool.device.config, pool.devices
     gradients = drawn(devices, 2, 1500)
     first = np.linspace(-1, 1, 1500, dtype=np.float32)
 
@@ -323,13 +324,13 @@ def test_no_snapshot_is_of_half_a_step(serve, tmp_path) -> None:
 @pytest.mark.parametrize("devices", [2, 1])
 def test_a_memory_that_fails_ends_the_job_and_not_the_service(serve, devices, kind) -> None:
     service = serve(url=url(devices))
-    pool = service.server.engine.pool
+    pool = service.server.dispatcher.pool
 
     def action(client: Client) -> str:
         stored = stored_by(client, np.ones(100, np.float32), "adamw", {"lr": 0.5})
         client.barrier()
         if client.rank == 0:
-            (job,) = service.server.engine.jobs.values()
+            (job,) = service.server.dispatcher.jobs.values()
             for number in range(devices):
                 base = job._values._tensors["model/p"].front(number).address
                 fault = Injection(kind=kind, write=True, base=base, limit=base + 64)

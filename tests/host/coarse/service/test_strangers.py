@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_the_token_does_not_cross_the_wire_and_a_service_has_to_know_it() -> Non
 
     def imitate(listener: socket.socket) -> None:
         sock, _ = listener.accept()
-        with Connection(sock, FromClient, BOUND_S) as connection:
+        with closing(Connection(sock, FromClient, BOUND_S)) as connection:
             heard.append(connection.receive(lambda message: None))
             connection.send(Challenge(b"n" * 32))
             heard.append(connection.receive(lambda message: None))
@@ -171,7 +172,8 @@ def test_clients_of_tcp_on_this_machine_share_memory(serve, monkeypatch, reached
 def test_who_does_not_know_the_token_is_told_of_no_socket(serve) -> None:
     service = serve(2, tcp=True, share_memory=True)
     for token, kind in (("x", Failed), (TOKEN, Nearby)):
-        with Connection(Address(service.server.bound).connect(), FromService, BOUND_S) as mine:
+        sock = Address(service.server.bound).connect()
+        with closing(Connection(sock, FromService, BOUND_S)) as mine:
             assert isinstance(greet(mine, token=token), kind)
 
 

@@ -28,7 +28,7 @@ def test_bits_are_those_of_the_rings(serve, clients: int, devices: int, tcp: boo
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
     service = serve(devices, tcp=tcp)
-    config = service.server.engine.pool.device.config
+    config = service.server.dispatcher.pool.device.config
     checked = 0
     kinds = [("sum", "fp32"), ("average", "fp32"), ("max", "fp32"), ("average", "bf16")]
     for operation, wire in kinds:
@@ -99,7 +99,7 @@ def test_bits_where_tables_route_to_other_devices(serve, clients: int, devices: 
             operation="sum",
             wire="fp32",
             shard_bytes=shard_bytes or 4096,
-            config=service.server.engine.pool.device.config,
+            config=service.server.dispatcher.pool.device.config,
             places=[each.proxy_of(4 * elements) for each in tables],
         )
         for found in service.run(clients, action):
@@ -113,7 +113,7 @@ def test_bits_where_tables_route_to_other_devices(serve, clients: int, devices: 
 def test_a_profile_has_times_of_all_devices_and_leaves_nothing(serve, tcp: bool) -> None:
     service = serve(3, tcp=tcp)
     sizes = (1024, 4096, 65536)
-    before = service.server.engine.pool.device.free_bytes
+    before = service.server.dispatcher.pool.device.free_bytes
 
     def action(client: Client) -> Profile:
         for bad in ((1024,), (4096, 1024), (0, 1024)):
@@ -127,7 +127,7 @@ def test_a_profile_has_times_of_all_devices_and_leaves_nothing(serve, tcp: bool)
         assert routing_table(profile).latency_proxy == profile.latency_proxy
         assert routing.shard_bytes(profile) in sizes
     service.wait_idle()
-    assert service.server.engine.pool.device.free_bytes == before
+    assert service.server.dispatcher.pool.device.free_bytes == before
 
 
 @pytest.mark.parametrize("tcp", [False, True], ids=["unix", "tcp"])

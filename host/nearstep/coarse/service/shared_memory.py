@@ -27,11 +27,11 @@ LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 FAILED = ctypes.c_void_p(-1).value
 
 
-class SegmentError(NearstepError):
+class SharedMemoryError(NearstepError):
     """Memory cannot be allocated or mapped, or is not as described."""
 
 
-class Segment:
+class SharedMemory:
     """Memory for the arrays of messages, shared by descriptor or private.
 
     The memory is unmapped when no array uses it. A mapped segment needs no descriptor.
@@ -49,8 +49,8 @@ class Segment:
 
     Raises
     ------
-    SegmentError : no memory, an invalid size, or a descriptor of too few bytes or without a seal
-        against shrinking.
+    SharedMemoryError : no memory, an invalid size, or a descriptor of too few bytes or without a
+        seal against shrinking.
     """
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
@@ -61,21 +61,21 @@ class Segment:
         self.descriptor = descriptor
         try:
             if not 0 <= size <= MAX_SEGMENT_BYTES:
-                raise SegmentError(
+                raise SharedMemoryError(
                     f"a segment must have at most {MAX_SEGMENT_BYTES} bytes, not {size}"
                 )
             if made:
                 os.truncate(self.descriptor, pages)
                 fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, SEALS)
             if not fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise SegmentError("shared memory must be sealed against shrinking, and is not")
+                raise SharedMemoryError("shared memory must be sealed against shrinking")
             found = os.fstat(self.descriptor).st_size
             if found < pages:
-                raise SegmentError(f"shared memory must have {pages} bytes, not {found}")
+                raise SharedMemoryError(f"shared memory must have {pages} bytes, not {found}")
             self.data: NDArray[np.uint8] = _mapped(self.descriptor, pages)[:size]
         except (OSError, ValueError) as error:
             self.close()
-            raise SegmentError(f"no memory of {pages} bytes: {error}") from error
+            raise SharedMemoryError(f"no memory of {pages} bytes: {error}") from error
         except BaseException:
             self.close()
             raise
