@@ -123,7 +123,9 @@ class Segment:
 
     def runs_on(self, count: int) -> bool:
         """Whether a run may go on behind an extent of `count` elements: if no padding has a scale
-        together with any of them."""
+        together with any of them, and the device does not end a run with each tensor."""
+        if self._device.ends_runs:
+            return count % self.line == 0
         return not (self._coded and count % GROUP)
 
     @property

@@ -51,6 +51,9 @@ class HostTable(StateTable):
 
     def __init__(self, home: str | MakeHome, settings: Settings, rule: BoundRule) -> None:
         settings.check_host()
+        if settings.overflow is not None:
+            reason = "a home of one's own keeps state where it says: leave drives to host:"
+            raise UnsupportedOptionError("drives", settings.overflow.drives, reason)
         settings.check_rounding(rule.definition)
         self.settings = settings
         self.rule = rule

@@ -306,7 +306,6 @@ class Settings:
             "max_cycles": self.max_cycles,
             "compression": share,
             "max_grad_norm": self.max_grad_norm,
-            "drives": self.overflow,
             "transfer_handler": "naive" if self.naive else None,
         }
         for name, value in given.items():
