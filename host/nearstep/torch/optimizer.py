@@ -103,7 +103,7 @@ class DeviceOptimizer(Optimizer):
         device: str | Device | MakeHome | None = given.pop("device", None)
         settings = Settings.given(**given)
         options.check_given(defaults)
-        groups = params if settings.overflow is None else given_groups(params)
+        groups: Any = params if settings.overflow is None else given_groups(params)
         self._attach(device, settings, defaults, tensors_of(groups))
         if self.settings.overflow is None:
             super().__init__(groups, defaults)
@@ -202,6 +202,8 @@ class DeviceOptimizer(Optimizer):
         """Description of the arithmetic in a generation on drives."""
         formats = sorted(self.table.formats.state.items())
         parts = [digest(self.definition, self._source), *(f"{k}:{v}" for k, v in formats)]
+        if self.table.formats.blocks is not None:
+            parts.append(f"in {self.table.formats.blocks}")
         return " ".join(parts)
 
     @property

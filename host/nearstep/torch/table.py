@@ -83,7 +83,7 @@ class StateTable:
         self.lease = device if isinstance(device, SharedDevice) else SharedDevice.of(device)
         kernel = self.device.config
         self.settings = settings.on(self.device)
-        self.settings.check(kernel)
+        self.settings.check(kernel, cards=bool(self.device.drive_places))
         self.settings.check_rounding(rule.definition)
         self.formats = Formats.of(kernel)
         self.rule = rule

@@ -16,7 +16,7 @@ from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError, DeviceError
 from nearstep.registers import Registers
 from nearstep.run import Run
-from nearstep.storage.aligned import ALIGNMENT, AlignedPool
+from nearstep.storage.aligned import ALIGNMENT, aligned_bytes
 from nearstep.updater.arguments import RuleArguments
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.formats import CopyOut, Gradient
@@ -59,7 +59,6 @@ class HostMemory(Backend):
 
     def __init__(self, config: UpdateKernelConfig) -> None:
         self.config = config
-        self._pool = AlignedPool()
         self._areas: dict[int, _Area] = {}
         self._starts: list[int] = []
 
@@ -81,7 +80,7 @@ class HostMemory(Backend):
             if start <= address and address + nbytes <= start + data.size:
                 return data[address - start :][:nbytes]
         if area.own is None:
-            area.own = self._pool.empty(area.nbytes, np.uint8)
+            area.own = aligned_bytes(area.nbytes)
         return area.own[address - area.start :][:nbytes]
 
     def replace_memory(self, address: int, data: Bytes) -> bool:
@@ -241,22 +240,20 @@ class ProcessorDevice(KernelDevice):
             if forms[name] not in SIGNED:
                 borders = memory.borders(buffer.address, buffer.nbytes)
                 edges.update((at - buffer.address) // buffer.dtype.itemsize for at in borders)
-        found = []
+        found = [np.empty((0, 2 + len(columns.parts(names))), np.uint64)]
         for start, stop in pairwise(sorted(edges)):
-            at = np.arange(start, stop, step, np.uint64)
-            rows = [np.minimum(at + step, stop) - at, index + at]
+            at = np.arange(0, stop - start, step).astype(np.uint64)
+            rows = [np.minimum(at + step, stop - start) - at, index + start + at]
             for name, buffer in zip(names, buffers, strict=True):
                 if forms[name] in SIGNED:
-                    first, last = layout.offset(start), layout.offset(start)
-                    last += layout.nbytes(stop - start)
-                    scales = (at - start) // step * layout.nbytes(step)
+                    first, nbytes = layout.offset(start), layout.nbytes(stop - start)
+                    offsets = at // step * layout.nbytes(step)
                 else:
-                    first, last = (each * buffer.dtype.itemsize for each in (start, stop))
-                    scales = (at - start) * buffer.dtype.itemsize
-                data = memory.host_view(buffer.address + first, last - first)
-                scales = scales + data.ctypes.data
+                    width = buffer.dtype.itemsize
+                    first, nbytes, offsets = start * width, (stop - start) * width, at * width
+                begins = offsets + memory.host_view(buffer.address + first, nbytes).ctypes.data
                 if forms[name] in SIGNED:
-                    rows.append(scales + layout.scale_bytes)
-                rows.append(scales)
+                    rows.append(begins + layout.scale_bytes)
+                rows.append(begins)
             found.append(np.stack(rows, 1))
-        return np.concatenate(found) if found else np.empty((0, 2), np.uint64)
+        return np.concatenate(found)

@@ -127,6 +127,7 @@ each_home = pytest.mark.parametrize("home", HOMES)
         ("host", errno.EIO),
         ("host", errno.ENODEV),
         ("cards", errno.EIO),
+        ("processor", errno.EIO),
         pytest.param("cards", errno.ENODEV, marks=pytest.mark.deep),
     ],
 )
@@ -207,7 +208,12 @@ def test_drives_that_are_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("home", "count", "blocks"), [("host", 1, range(8, 34, 5)), ("cards", 2, (16, 20, 24))]
+    ("home", "count", "blocks"),
+    [
+        ("host", 1, range(8, 34, 5)),
+        ("cards", 2, (16, 20, 24)),
+        ("processor", 1, range(8, 34, 5)),
+    ],
 )
 def test_drives_that_are_too_small_for_another_step(
     home: str, count: int, blocks: Sequence[int]

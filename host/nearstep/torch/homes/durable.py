@@ -146,6 +146,9 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def prefetch(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
         """Begin to load the arrays of the next unit."""
 
+    def updated(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
+        """Note that the arrays of a unit have been updated, and are not again in this step."""
+
     @abstractmethod
     def write_masters(self) -> None:
         """Write the host's parameters."""
@@ -175,6 +178,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 self._traffic,
                 [names[p] for p in unit],
                 len(self.segments) + len(made),
+                self._formats.coded,
             )
             self.check_room(segment, list(arrays), labels[unit[0]])
             made.append((segment, unit))
@@ -272,6 +276,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             if after is not None:
                 self.prefetch(after[0], after[1].needed())  # type: ignore[arg-type]
             apply(unit)
+            self.updated(segment, unit.needed())  # type: ignore[arg-type]
 
     def _undo(self, table: StateTable, failed: FailedStep, error: BaseException) -> None:
         """Roll back a step now, or at the next use if the drives do not answer."""
