@@ -53,6 +53,9 @@ class DriveHome(DurableHome[StripedSegment]):
         self._in_place = self.recovers = table.device.backend.is_host_memory
         self._largest = (0, "")
         self._spare = self._most_ahead = 0  # bytes for the unit that is read ahead
+        self._committed: dict[DeviceParameter, int] = {}  # fingerprints of parameters on the drives
+        self._uncommitted: dict[DeviceParameter, int] = {}
+        self._has_changes = False
         self._ahead: dict[StripedSegment, dict[str, Reading]] = {}
         self._writes: list[tuple[StripedSegment, str, Completion, object]] = []
         self._pool = AlignedPool()
@@ -104,6 +107,9 @@ class DriveHome(DurableHome[StripedSegment]):
             raise MemoryTooSmallError(self._largest[1], self._largest[0], self._memory)
         self._share()
         super().begin_life(owner)
+        for segment in self.segments:
+            self._note(segment)
+        self._clean()
 
     def _share(self) -> None:
         """Share memory between the unit that is updated and the one that is read ahead."""
@@ -116,10 +122,44 @@ class DriveHome(DurableHome[StripedSegment]):
         self._plan.units = len(self.segments)
 
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
-        """Parameters that were changed are sent with what else a step sends."""
+        """Write parameters that were changed and that a rollback reads from the drives; others are
+        sent with what else a step sends."""
+        changed = {
+            each.extent.segment
+            for each in parameters
+            if self._is_restored(each)
+            and convert.fingerprint(each.parameter) != self._committed.get(each)
+        }
+        for segment in (each for each in self.segments if each in changed):
+            self._write(segment, "p")
+            self._note(segment)
+            self._has_changes = True
+
+    @property
+    def _is_dirty(self) -> bool:
+        return self._has_changes or super()._is_dirty
+
+    def _is_restored(self, parameter: DeviceParameter) -> bool:
+        """Whether a rollback reads a parameter from the drives: a copy would take memory."""
+        return self._in_place and not parameter.is_small
+
+    def _note(self, segment: StripedSegment) -> None:
+        """Note the contents of parameters that are written."""
+        for each in filter(self._is_restored, segment.parameters):
+            self._uncommitted[each] = convert.fingerprint(each.parameter)
+
+    def _clean(self) -> None:
+        super()._clean()
+        self._committed.update(self._uncommitted)
+        self._uncommitted.clear()
+        self._has_changes = False
 
     def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
-        savepoint.keep(parameters)
+        savepoint.keep(each for each in parameters if not self._is_restored(each))
+
+    def restore(self, parameters: Iterable[DeviceParameter]) -> None:
+        for each in filter(self._is_restored, parameters):
+            each.read_again()
 
     def load_unit(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
         """Load arrays of a unit into memory, since they are about to be updated."""
@@ -161,10 +201,10 @@ class DriveHome(DurableHome[StripedSegment]):
 
     def updated(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
         """Begin to write a unit from where it is in memory of this process."""
-        for name in arrays if self._in_place else ():
-            if is_state(name):
-                self._write(segment, name)
-                self._plan.wrote(self._array(segment, name))
+        for name in filter(is_state, arrays if self._in_place else ()):
+            self._write(segment, name)
+            self._plan.wrote(self._array(segment, name))
+        self._note(segment)
 
     def commit(self, meta: Mapping[str, Any]) -> None:
         """Write what the drives do not have, and make all of it a generation."""
@@ -179,6 +219,8 @@ class DriveHome(DurableHome[StripedSegment]):
         super().commit(meta)
 
     def forget(self) -> None:
+        self._uncommitted.clear()
+        self._has_changes = False
         self._writes.clear()
         self._ahead.clear()
         for segment in self.segments:
@@ -188,6 +230,10 @@ class DriveHome(DurableHome[StripedSegment]):
 
     def write_masters(self) -> None:
         for segment in self.segments:
+            if self._in_place:
+                self._write(segment, "p")
+                self._note(segment)
+                continue
             for each in segment.parameters:
                 if not each.offloaded:  # to memory, if it is there: a commit writes that to drives
                     each.extent.write("p", each.host_master())
