@@ -34,7 +34,7 @@ from nearstep_spec.rule.optimizer import Form
 MakeHome = Callable[[Layout], HostHome]
 """Makes a home of one's own of the layout of a parameter's state: `examples/shm_home.py`."""
 
-_NO_DEVICE = "the optimizer must have a device with memory: give it device="
+NO_DEVICE = "the optimizer must have a device with memory: give it device="
 
 HOST = "host:"
 """Name of this machine's processor; options follow a question mark."""
@@ -72,7 +72,7 @@ class HostTable(StateTable):
     @property
     def device(self) -> NoReturn:
         """There is none. Raises `ArgumentError`."""
-        raise ArgumentError(_NO_DEVICE)
+        raise ArgumentError(NO_DEVICE)
 
     @property
     def source(self) -> str | MakeHome:
@@ -150,7 +150,7 @@ class HostTable(StateTable):
 
     def place_one(self, owner: Owner, parameter: Tensor) -> NoReturn:
         """There is no device to put a parameter on. Raises `ArgumentError`."""
-        raise ArgumentError(_NO_DEVICE)
+        raise ArgumentError(NO_DEVICE)
 
     def load_all(self, owner: Owner, saved: Mapping[Tensor, SavedState]) -> None:
         """Load a checkpoint: the state is copied."""

@@ -30,9 +30,10 @@ from nearstep.torch.errors import (
     BudgetFormatError,
     HyperparameterError,
     InterruptedStepError,
+    ParameterError,
     UnsupportedOptionError,
 )
-from nearstep.torch.homes.errors import ResumeError
+from nearstep.torch.homes.errors import MemoryTooSmallError, ResumeError
 from nearstep_sim.models.drive import FailAt
 
 from .jobs import HOMES, URL, Drives, Job, bits, drives, everything
@@ -320,9 +321,33 @@ def _on_files(parameters: Any, places: list[Path], **more: Any) -> Any:
         ({"drives": ["x"], "memory": 1, "compression": 0.5}, UnsupportedOptionError, "whole"),
     ],
 )
-def test_settings_that_are_refused(given: dict[str, Any], error: type, says: str) -> None:
+@pytest.mark.parametrize("device", [URL, "host:"])
+def test_settings_that_are_refused(
+    device: str, given: dict[str, Any], error: type, says: str
+) -> None:
+    if device == "host:" and error is UnsupportedOptionError:
+        says = "for a device"
     with pytest.raises(error, match=says):
-        JOB.make(JOB.parameters(), URL, **given)
+        JOB.make(JOB.parameters(), device, **given)
+
+
+def test_what_the_processor_has_not_with_drives(tmp_path: Path) -> None:
+    own = {"drives": [tmp_path / "a"], "memory": "1MiB"}
+    kinds = (torch.float32, torch.bfloat16)
+    mixed = [torch.nn.Parameter(torch.zeros(8, dtype=each)) for each in kinds]
+    with pytest.raises(UnsupportedOptionError, match=r"torch\.bfloat16 and torch\.float32"):
+        nearstep.optim.AdamW(mixed, **own)
+    with pytest.raises(MemoryTooSmallError, match="at least 16384 bytes, not 16383"):
+        nearstep.optim.AdamW([torch.nn.Parameter(torch.zeros(1024))], **{**own, "memory": 16383})
+    assert list(tmp_path.iterdir()) == []
+    with drives() as on:
+        model = torch.nn.Linear(8, 8)
+        optimizer = nearstep.optim.AdamW(model.parameters(), drives=on.store, memory="1MiB")
+        with pytest.raises(ParameterError, match="as the rule keeps them"):
+            optimizer.add_param_group({"params": mixed[1:]})
+        assert len(optimizer.param_groups) == 1
+        with pytest.raises(ArgumentError, match="a device with memory"):
+            nearstep.offload(model, optimizer, budget="1MiB")
 
 
 def test_copies_are_refused() -> None:
