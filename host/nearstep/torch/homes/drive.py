@@ -23,6 +23,9 @@ from nearstep.torch.table import Owner, StateTable
 Reading = tuple[NDArray[Any], Sequence[Completion]]
 """An array that is being read, padding included, and what to wait for."""
 
+AHEAD_BYTES = 64 << 20
+"""Of units that are read ahead into memory of this process, unless the next one alone has more."""
+
 WRITES = 4
 """Arrays that are being written at once while a step goes on."""
 
@@ -38,7 +41,7 @@ class DriveHome(DurableHome[StripedSegment]):
 
     Parameters
     ----------
-    memory : bytes of all channels; in memory of this process, also for the unit that is read ahead.
+    memory : bytes of all channels; in memory of this process, also for units that are read ahead.
     """
 
     kind = StripedSegment
@@ -52,7 +55,7 @@ class DriveHome(DurableHome[StripedSegment]):
         self._begun = False
         self._in_place = self.recovers = table.device.backend.is_host_memory
         self._largest = (0, "")
-        self._spare = self._most_ahead = 0  # bytes for the unit that is read ahead
+        self._spare = self._most_ahead = 0  # bytes for units that are read ahead
         self._committed: dict[DeviceParameter, int] = {}  # fingerprints of parameters on the drives
         self._uncommitted: dict[DeviceParameter, int] = {}
         self._has_changes = False
@@ -112,9 +115,11 @@ class DriveHome(DurableHome[StripedSegment]):
         self._clean()
 
     def _share(self) -> None:
-        """Share memory between the unit that is updated and the one that is read ahead."""
+        """Share memory between units that were updated and those that are read ahead."""
         if self._in_place:
-            self._spare = min(self._largest[0], self._memory - self._largest[0])
+            largest = self._largest[0]
+            ahead = min(max(largest, AHEAD_BYTES), max(largest, self._memory // 2))
+            self._spare = min(ahead, self._memory - largest)
             self._plan.resize(self._capacity)
 
     def add(self, segment: Any, parameters: Sequence[DeviceParameter]) -> None:
@@ -188,16 +193,24 @@ class DriveHome(DurableHome[StripedSegment]):
                 completion.wait()
             segment.put(name, flat)
 
-    def prefetch(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
-        """Begin to read arrays of the next unit that are not in memory."""
-        names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
-        loaded = [name for name in names if self._is_loaded(segment, name)]
-        if self._in_place:
-            nbytes = sum(map(segment.nbytes, loaded))
-            if nbytes > self._spare:
-                return
-            self._most_ahead = max(self._most_ahead, nbytes)
-        self._ahead[segment] = {name: self._read(segment, name) for name in loaded}
+    def prefetch(self, later: Sequence[tuple[StripedSegment, Mapping[str, float]]]) -> None:
+        """Begin to read arrays of the next unit that are not in memory; in memory of this process,
+        of as many units as there is room for."""
+        for segment, arrays in later if self._in_place else later[:1]:
+            if segment in self._ahead:
+                continue
+            names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
+            loaded = [name for name in names if self._is_loaded(segment, name)]
+            if self._in_place:
+                nbytes = self._bytes_ahead + sum(map(segment.nbytes, loaded))
+                if nbytes > self._spare:
+                    return
+                self._most_ahead = max(self._most_ahead, nbytes)
+            self._ahead[segment] = {name: self._read(segment, name) for name in loaded}
+
+    @property
+    def _bytes_ahead(self) -> int:
+        return sum(segment.nbytes(name) for segment, own in self._ahead.items() for name in own)
 
     def updated(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
         """Begin to write a unit from where it is in memory of this process."""
