@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,10 +96,17 @@ class HostMemory(Backend):
             yield from (at for at in (start, start + data.size) if 0 < at - address < nbytes)
 
     def read_memory(self, address: int, out: Bytes) -> None:
-        out[:] = self.host_view(address, out.size)
+        for first, last in self._pieces(address, out.size):
+            out[first:last] = self.host_view(address + first, last - first)
 
     def write_memory(self, address: int, data: Bytes) -> None:
-        self.host_view(address, data.size)[:] = data
+        for first, last in self._pieces(address, data.size):
+            self.host_view(address + first, last - first)[:] = data[first:last]
+
+    def _pieces(self, address: int, nbytes: int) -> Iterator[tuple[int, int]]:
+        """Yield the parts of a range that are in memory of one piece, as offsets."""
+        borders = {at - address for at in self.borders(address, nbytes)}
+        return pairwise(sorted({0, nbytes, *borders}))
 
     def lend_memory(self, address: int, data: Bytes, *, writes: bool) -> bool:
         self._area(address).lent[address] = data
@@ -216,15 +224,25 @@ class ProcessorDevice(KernelDevice):
         formats = {**config.rule_set.whole.formats, GRADIENT: gradient.format_of(g, config)}
         columns = Columns.of(rule, formats, stochastic=drawn is not None)
         index, seed = (0, 0) if drawn is None else (drawn.numbering.index, drawn.seed)
-        count = buffers["p"].size
-        self._processor.blocks(
-            arguments,
-            columns,
-            self._rows([buffers[name] for name in rule.arrays_in], rule.arrays_in, columns, index),
-            gradient_scale=gradient.scale,
-            seed=seed,
-        )()
-        return ProcessorRun(count)
+        names, factor, divided = rule.arrays_in, gradient.scale, None
+        if abs(math.frexp(factor)[0]) != 0.5:  # torch divides by a scale, and rounds otherwise
+            divided = self._floats(buffers[GRADIENT], columns.format_of(GRADIENT))
+            divided /= np.float32(abs(1.0 / factor))
+            columns, factor = columns.widened(GRADIENT), math.copysign(1.0, factor)
+        rows = self._rows([buffers[name] for name in names], names, columns, index)
+        if divided is not None:
+            at = 2 + columns.parts(names).index((GRADIENT, False))
+            first = rows[:, 1] - np.uint64(index)
+            rows[:, at] = first * 4 + np.uint64(divided.ctypes.data)
+        self._processor.blocks(arguments, columns, rows, gradient_scale=factor, seed=seed)()
+        return ProcessorRun(buffers["p"].size)
+
+    def _floats(self, buffer: Buffer, form: str) -> NDArray[np.float32]:
+        """Return a copy of gradients in binary32."""
+        words = buffer.read()
+        if form == "bf16":
+            return (words.astype(np.uint32) << 16).view(np.float32)
+        return words.astype(np.float32)
 
     def _rows(
         self, buffers: Sequence[Buffer], names: Sequence[str], columns: Columns, index: int

@@ -297,6 +297,30 @@ def test_loss_scaling_and_a_step_that_is_skipped(kind: type, more: str) -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [8.0, 3.0])
+def test_the_processor_divides_by_any_scale_as_without_drives(
+    scale: float, dtype: torch.dtype
+) -> None:
+    # The third and the last one share a run, each in memory of its own.
+    job = Job([(40, 17), (300, 160), (128, 128), (17,), (128, 128)], dtype=dtype)
+    results = []
+    for overflows in (False, True):
+        with drives() as on:
+            parameters = job.parameters()
+            more = {"drives": on.store, "memory": "100%"} if overflows else {}
+            optimizer = job.make(parameters, "host:", **more)
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            scaler.scale(torch.ones(()))
+            for step in range(2):
+                job.gradients(parameters, step)
+                scaler.step(optimizer)
+                scaler.update(scale)
+            results.append([bits(p) for p in parameters] + [bits(p.grad) for p in parameters])
+    assert len(results[0]) == 10
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("home", ["memory", "host", "cards"])
 def test_an_offloaded_model_on_top(home: str) -> None:
     """Where cards have drives, gradients go to the owner's drive in the backward pass, and
