@@ -19,7 +19,6 @@ from numpy.typing import DTypeLike
 
 from nearstep.allocator import LINE_BYTES, Allocator
 from nearstep.backends.base import Backend, Completion
-from nearstep.backends.emulated import EmulatedBackend
 from nearstep.backends.options import HOST, DeviceUrl
 from nearstep.buffer import Buffer
 from nearstep.errors import (
@@ -79,8 +78,12 @@ class Device:
     ----------
     url : the name that it was opened by.
     backend : the transport, for tests and tools.
+    ends_runs : the last elements of a run are rounded otherwise, as torch rounds those of a tensor:
+        no run goes on behind a tensor that has padding behind it.
     regs : registers as objects: `dev.regs.adam0.status.busy`; none on a device of several nodes.
     """
+
+    ends_runs = False
 
     def __init__(self, backend: Backend, url: str) -> None:
         self.url = url
@@ -93,9 +96,8 @@ class Device:
         self._transfers: list[_Submitted] = []
         self._closed = False
         self._process = os.getpid()
-        if isinstance(backend, EmulatedBackend):
-            for base, nbytes in backend.regions:
-                backend.protect(base, nbytes)
+        for base, nbytes in backend.regions:
+            backend.protect(base, nbytes)
 
     @property
     def closed(self) -> bool:
@@ -203,7 +205,7 @@ class Device:
                 address = self._allocators[channel].allocate(nbytes, int(align), int(offset))
             except OutOfDeviceMemoryError as error:
                 raise error.with_hint(self.backend.capacity_options) from None
-            if isinstance(self.backend, EmulatedBackend) and nbytes:
+            if nbytes:
                 self.backend.claim(address, nbytes)
         return Buffer(self, address, dims, kind)
 
@@ -304,7 +306,7 @@ class Device:
             buffer = self._released.popleft()
             channel = self.channel_of(buffer)
             self._allocators[channel].release(buffer.address, buffer.nbytes)
-            if isinstance(self.backend, EmulatedBackend) and buffer.nbytes:
+            if buffer.nbytes:
                 self.backend.protect(buffer.address, buffer.nbytes)
 
     def reset(self) -> None:

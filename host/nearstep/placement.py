@@ -47,13 +47,14 @@ Arenas = Mapping[str, Buffer]
 
 
 class Elsewhere(Protocol):
-    """An array of a segment that is not in the memory of the device."""
+    """An array of a segment that is not in the memory of the device: its elements, or the bytes of
+    one in 8 bits."""
 
     def read(self, start: int, out: NDArray[Any]) -> None:
-        """Copy elements from `start` on to `out`, of shape (n,)."""
+        """Copy what is from `start` on to `out`, of shape (n,)."""
 
     def write(self, start: int, data: NDArray[Any]) -> None:
-        """Copy `data`, of shape (n,), to elements from `start` on."""
+        """Copy `data`, of shape (n,), to what is from `start` on."""
 
 
 class Segment:
@@ -73,6 +74,8 @@ class Segment:
     stripes : how elements are spread over the channels.
     arenas : by channel.
     origin : index of its first element among those of all segments of a placement.
+    numbers : index of the first element of each extent among the parameters of a placement, each
+        from a multiple of two lines on.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Segment:
         self._size = size
         self.line = line
         self.origin = 0
+        self.numbers: dict[int, int] = {}
         self._dtypes = {**_DTYPES, **dtypes, **dict.fromkeys(coded, np.dtype(np.uint8))}
         self._coded = dict(coded)
         self._layout = device.block_layout if coded else None
@@ -123,7 +127,9 @@ class Segment:
 
     def runs_on(self, count: int) -> bool:
         """Whether a run may go on behind an extent of `count` elements: if no padding has a scale
-        together with any of them."""
+        together with any of them, and the device does not end a run with each tensor."""
+        if self._device.ends_runs:
+            return count % self.line == 0
         return not (self._coded and count % GROUP)
 
     @property
@@ -179,19 +185,25 @@ class Segment:
                         offset=skews.get(name, 0) % device.stripe_align,
                     )
                     if value is not None and name in self._coded:
-                        self._fill_blocks(arenas[name], value, self._coded[name])
+                        self._fill_blocks(arenas[name], self.filling(name, value))
                     elif value is not None:
                         arenas[name].fill(element(value, arenas[name].dtype))
         except BaseException:
             self._give_up(missing)
             raise
 
-    def _fill_blocks(self, buffer: Buffer, value: float, form: str) -> None:
-        """Give each element of whole blocks a value."""
+    def filling(self, array: str, value: float) -> NDArray[Any]:
+        """Return a part of an array whose elements have a value; repeated, it is all of it."""
+        if array not in self._coded:
+            dtype = self.dtype_of(array)
+            return np.full(FILLED_BYTES // dtype.itemsize, element(value, dtype), dtype)
         assert self._layout is not None, "there are arrays in 8 bits"
         values = np.full(self._layout.elements, value, np.float32)
-        block = blockwise.pack(blockwise.quantize(values, signed=SIGNED[form]), self._layout)
-        blocks = np.tile(block, max(1, FILLED_BYTES // block.size))
+        codes = blockwise.quantize(values, signed=SIGNED[self._coded[array]])
+        block = blockwise.pack(codes, self._layout)
+        return np.tile(block, max(1, FILLED_BYTES // block.size))
+
+    def _fill_blocks(self, buffer: Buffer, blocks: NDArray[np.uint8]) -> None:
         for at in range(0, buffer.size, blocks.size):
             stop = min(at + blocks.size, buffer.size)
             buffer[at:stop].write(blocks[: stop - at])
@@ -235,6 +247,8 @@ class Segment:
         """Indices of the elements that a channel has from element `start` on: the same, however
         many channels there are."""
         stripes = self.stripes
+        if self._device.ends_runs:
+            return Numbering(index=self.numbers[start])
         place = stripes.before(start, channel)
         return Numbering(
             index=self.origin + stripes.element(place, channel),
@@ -299,7 +313,7 @@ class Extent:
             raise ShapeError(f"{array} of {self!r}", (last - first,), data.shape)
         elsewhere = self.segment.elsewhere(array)
         if elsewhere is not None:
-            elsewhere.write(self.start, flat)
+            elsewhere.write(first, flat)
             return
         self.segment.written(array)
         for channel, view in self.segment.parts(array, self.start, stop):
@@ -350,7 +364,7 @@ class Extent:
             raise ShapeError(f"{array} of {self!r}", (last - first,), out.shape)
         elsewhere = self.segment.elsewhere(array)
         if elsewhere is not None:
-            elsewhere.read(self.start, out)
+            elsewhere.read(first, out)
             return out
         for channel, view in self.segment.parts(array, self.start, stop):
             if stripes.channels == 1:
@@ -423,7 +437,7 @@ class Placement:
         self.device = device
         self._segments: list[Segment] = []
         self._guests: list[Segment] = []
-        self._elements = 0  # of all segments so far
+        self._elements = self._numbered = 0  # of all segments so far
 
     def place(
         self,
@@ -463,6 +477,8 @@ class Placement:
         start = 0
         for count in counts:
             extents.append(Extent(segment, start, count))
+            segment.numbers[start] = self._numbered
+            self._numbered += padded(count, 2 * LINE_ELEMENTS)
             start = extents[-1].end
         return extents
 

@@ -202,6 +202,7 @@ class Backend(ABC):
         empty.
     drive_places : files or block devices of the drives behind the device, one for each region.
     compares_memory : whether `memory_holds` is supported; never outside of this process.
+    is_host_memory : whether arrays are in memory of this process (`host_view`, `replace_memory`).
     take_largest : compiled function of a backend that selects elements of host arrays faster than
         numpy; used instead of the host's own.
     """
@@ -212,6 +213,7 @@ class Backend(ABC):
     capacity_options: str = ""
     drive_places: Sequence[str] = ()
     compares_memory: bool = False
+    is_host_memory: bool = False
 
     @property
     def take_largest(self) -> TakeLargest | None:
@@ -290,6 +292,22 @@ class Backend(ABC):
 
         Memory contents are undefined afterwards.
         """
+
+    def claim(self, address: int, nbytes: int) -> None:  # noqa: B027  most need not know
+        """Note that [address, address + nbytes) has been allocated for an array."""
+
+    def protect(self, address: int, nbytes: int) -> None:  # noqa: B027  most need not know
+        """Note that [address, address + nbytes) belongs to no array."""
+
+    def host_view(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return a part of an array, or of what was lent in its place, without a copy; only with
+        `is_host_memory`."""
+        raise NotImplementedError
+
+    def replace_memory(self, address: int, data: NDArray[np.uint8]) -> bool:
+        """Make `data` the memory of the array at `address` instead of a copy; return whether that
+        was done: with `is_host_memory`."""
+        return False
 
     @abstractmethod
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:

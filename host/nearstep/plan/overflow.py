@@ -101,6 +101,14 @@ class OverflowPlan:
         """Note that an array in memory was written, not by an update."""
         self._memory.change(array)
 
+    def wrote(self, array: Array) -> None:
+        """Note that the drives have an array in memory."""
+        self._memory.wrote(array)
+
+    def resize(self, capacity: int) -> None:
+        """Change the memory of each channel; later updates evict what it does not hold."""
+        self._memory.capacity = capacity
+
     def written(self) -> list[Array]:
         """End a step, and return the arrays that must be written to the drives."""
         self._memory.end_iteration()

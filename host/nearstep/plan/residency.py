@@ -168,6 +168,10 @@ class Residency(Generic[AnyItem]):
         """Note that an array in memory differs from its copy on the drives."""
         self._changed.add(item)
 
+    def wrote(self, item: AnyItem) -> None:
+        """Note that an array in memory is equal to its copy on the drives."""
+        self._changed.discard(item)
+
     def written(self) -> list[AnyItem]:
         """Return all changed arrays, in the order of their uses, and mark them as written."""
         found = [item for item in self._held if item in self._changed]

@@ -43,10 +43,17 @@ class AlignedPool:
     """Page-aligned arrays that reuse the memory of unreferenced ones.
 
     New memory would cost more than a copy: the system zeroes each page at its first use.
+
+    Attributes
+    ----------
+    limit : bytes of memory, beyond which memory of unreferenced arrays of other sizes is given back
+        first; None: none is.
     """
 
     def __init__(self) -> None:
+        self.limit: int | None = None
         self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
+        self._bytes = 0
 
     def empty(self, count: int, dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """Return an array of shape (count,) with undefined contents."""
@@ -55,12 +62,21 @@ class AlignedPool:
         if not nbytes:
             return np.empty(0, kind)
         free = self._free[nbytes]
-        memory = free.pop() if free else aligned_bytes(nbytes)
+        memory = free.pop() if free else self._new(nbytes)
         # Made from a buffer, not from an array, so that views refer to this array: its memory is
         # free when the array and all of its views have been collected.
         array: NDArray[Any] = np.frombuffer(memory.data, kind)
         weakref.finalize(array, free.append, memory).atexit = False
         return array
+
+    def _new(self, nbytes: int) -> NDArray[np.uint8]:
+        if self.limit is not None:
+            for size, free in self._free.items():
+                while free and self._bytes + nbytes > self.limit:
+                    free.pop()
+                    self._bytes -= size
+        self._bytes += nbytes
+        return aligned_bytes(nbytes)
 
 
 def padded(data: bytes) -> NDArray[np.uint8]:

@@ -92,19 +92,19 @@ def store(array: NDArray[Any], tensor: Tensor) -> None:
     target.copy_((words if wide else words.view(target.dtype)).view(target.shape))
 
 
-def landing(tensor: Tensor) -> NDArray[np.float32] | None:
-    """The memory of `tensor` as a flat fp32 array that may be written; None if there is none.
+def landing(tensor: Tensor, form: str = "fp32") -> NDArray[Any] | None:
+    """The memory of `tensor` as a flat array of a format, as of `to_words`, that may be written;
+    None if there is none.
 
     Whoever writes it calls `mark_changed` afterwards, so that autograd notices as it does
     after any other in-place change.
     """
     target = local(tensor)
-    if not target.is_cpu or target.dtype != torch.float32:
+    if not target.is_cpu or target.dtype != DTYPES[form]:
         return None
     if not target.is_contiguous() or target.is_neg():
         return None
-    array: NDArray[np.float32] = target.reshape(-1).numpy()
-    return array
+    return to_words(target)
 
 
 def mark_changed(tensor: Tensor) -> None:

@@ -75,12 +75,14 @@ class Formats:
     gradient, copy_out : of gradients, and of copies of the updated parameters.
     state : of states that are not fp32, by array.
     blocks : how those in 8 bits lie in memory; None if there are none.
+    masters : parameters in 16 bits may have a master in fp32.
     """
 
     gradient: Sequence[str]
     copy_out: Sequence[str]
     state: Mapping[str, str]
     blocks: BlockLayout | None = None
+    masters: bool = True
 
     @classmethod
     def of(cls, kernel: UpdateKernelConfig) -> Self:
@@ -117,7 +119,8 @@ class Formats:
             expected = "on this process alone, as scales of state in 8 bits are"
             raise ParameterError(label, expected, sharding(parameter))
         kept = self.state_of("p")
-        if kept not in ("fp32", convert.NAMES[parameter.dtype]):
+        own = convert.NAMES[parameter.dtype]
+        if kept != own and not (self.masters and kept == "fp32"):
             raise ParameterError(label, f"of {kept}, as the rule keeps them", parameter.dtype)
 
     def state_of(self, array: str) -> str:

@@ -35,7 +35,7 @@ from nearstep_spec.rule.optimizer import Form
 MakeHome = Callable[[Layout], HostHome]
 """Makes a home of one's own of the layout of a parameter's state: `examples/shm_home.py`."""
 
-_NO_DEVICE = "the optimizer must have a device with memory: give it device="
+NO_DEVICE = "the optimizer must have a device with memory: give it device="
 
 HOST = "host:"
 """Name of this machine's processor; options follow a question mark."""
@@ -52,6 +52,9 @@ class HostTable(StateTable):
 
     def __init__(self, home: str | MakeHome, settings: Settings, rule: BoundRule) -> None:
         settings.check_host()
+        if settings.overflow is not None:
+            reason = "a home of one's own keeps state where it says: leave drives to host:"
+            raise UnsupportedOptionError("drives", settings.overflow.drives, reason)
         settings.check_rounding(rule.definition)
         self.settings = settings
         self.rule = rule
@@ -70,7 +73,7 @@ class HostTable(StateTable):
     @property
     def device(self) -> NoReturn:
         """There is none. Raises `ArgumentError`."""
-        raise ArgumentError(_NO_DEVICE)
+        raise ArgumentError(NO_DEVICE)
 
     @property
     def source(self) -> str | MakeHome:
@@ -148,7 +151,7 @@ class HostTable(StateTable):
 
     def place_one(self, owner: Owner, parameter: Tensor) -> NoReturn:
         """There is no device to put a parameter on. Raises `ArgumentError`."""
-        raise ArgumentError(_NO_DEVICE)
+        raise ArgumentError(NO_DEVICE)
 
     def load_all(self, owner: Owner, saved: Mapping[Tensor, SavedState]) -> None:
         """Load a checkpoint: the state is copied."""

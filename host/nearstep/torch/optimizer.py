@@ -7,7 +7,7 @@ import inspect
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, Unpack, overload
@@ -28,7 +28,8 @@ from nearstep.torch.errors import HyperparameterError, StateError, UnsupportedOp
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.homes.generation import digest
 from nearstep.torch.homes.open_home import open_home
-from nearstep.torch.homes.opening import given_groups
+from nearstep.torch.homes.opening import given_groups, tensors_of
+from nearstep.torch.host_device import host_device
 from nearstep.torch.host_table import HOST, HostTable, MakeHome
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
@@ -102,12 +103,12 @@ class DeviceOptimizer(Optimizer):
         device: str | Device | MakeHome | None = given.pop("device", None)
         settings = Settings.given(**given)
         options.check_given(defaults)
-        self._attach(device, settings, defaults)
+        groups: Any = params if settings.overflow is None else given_groups(params)
+        self._attach(device, settings, defaults, tensors_of(groups))
         if self.settings.overflow is None:
-            super().__init__(params, defaults)
+            super().__init__(groups, defaults)
             self.table.begin(self)
             return
-        groups = given_groups(params)
         opened, home = open_home(self.table, self.title, groups)
         self.table.use(home)
         try:
@@ -126,12 +127,16 @@ class DeviceOptimizer(Optimizer):
         device: str | Device | SharedDevice | MakeHome | None,
         settings: Settings,
         defaults: Mapping[str, Any],
+        parameters: Sequence[Tensor] = (),
     ) -> None:
         rule = BoundRule(self.definition, self.layout, defaults, self._named, self._fixed)
-        home = HOST if device is None else device
-        if callable(home) or (isinstance(home, str) and home.startswith(HOST)):
+        home: Any = HOST if device is None else device
+        is_host = isinstance(home, str) and home.startswith(HOST)
+        if callable(home) or (is_host and settings.overflow is None):
             self.table = self._stepper = HostTable(home, settings, rule)
         else:
+            if is_host:
+                home = host_device(home, settings, rule, parameters)
             self.table = StateTable(home, settings, rule)
             self._stepper = Stepper(self.table)
             # No argument may refer to a parameter: parameters may refer to the optimizer.
@@ -197,6 +202,8 @@ class DeviceOptimizer(Optimizer):
         """Description of the arithmetic in a generation on drives."""
         formats = sorted(self.table.formats.state.items())
         parts = [digest(self.definition, self._source), *(f"{k}:{v}" for k, v in formats)]
+        if self.table.formats.blocks is not None:
+            parts.append(f"in {self.table.formats.blocks}")
         return " ".join(parts)
 
     @property

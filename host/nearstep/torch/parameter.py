@@ -339,7 +339,7 @@ class DeviceParameter:
 
     def _lend_parameter(self) -> bool:
         """Let the device update the parameter in host memory; return whether the device can."""
-        array = None if self.is_small else convert.landing(self.parameter)
+        array = None if self.is_small else convert.landing(self.parameter, self._p)
         if array is None or not self.extent.lend("p", array, writes=True):
             return False
         self._lent.append("p")
@@ -488,7 +488,7 @@ class DeviceParameter:
             return
         if "p" in self._lent:
             convert.mark_changed(self.parameter)
-            self._traffic.parameters_up += 4 * self.extent.count
+            self._traffic.parameters_up += self.parameter.element_size() * self.extent.count
             return
         if self.is_small:
             found = results.take(self.extent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -83,9 +84,11 @@ class StateTable:
         self.lease = device if isinstance(device, SharedDevice) else SharedDevice.of(device)
         kernel = self.device.config
         self.settings = settings.on(self.device)
-        self.settings.check(kernel)
+        self.settings.check(kernel, cards=bool(self.device.drive_places))
         self.settings.check_rounding(rule.definition)
         self.formats = Formats.of(kernel)
+        if self.device.backend.is_host_memory:
+            self.formats = replace(self.formats, masters=False)
         self.rule = rule
         self.layout = rule.layout = rule.layout.on(self.formats.state)
         self.placement = Placement(self.device)

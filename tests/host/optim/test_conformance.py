@@ -28,6 +28,7 @@ from nearstep_spec.rule.rules import optimizer_named
 
 from ..driver.conftest import chosen
 from ..optimizers import FORMATS, GROUPS, hyper_of
+from ..overflow.jobs import drives
 
 RULES = {name: rules for rules, names in GROUPS.values() for name in names}
 """Rules of the device on which an optimizer is tried."""
@@ -37,6 +38,7 @@ DEVICES = {
     "golden-dimm": f"golden:axdimm?channels=2&memory_bytes=4MiB&engine=numpy&{FORMATS}",
     "golden-card": f"golden:smartssd?memory_bytes=4MiB&{FORMATS}",
     "host": "host:",
+    "host-drives": "host:",
     "shm": None,
     "sim-stalled": (
         "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=halfduplex&fu=native"
@@ -105,16 +107,21 @@ def test_steps_are_those_of_the_rule(name: str, kind: str, tmp_path: Path) -> No
         dtypes = [torch.float32]
     if "p" in definition.rule.formats:
         dtypes = [torch.bfloat16]
+    elif kind == "host-drives" and any(f.rule.formats for f in definition.all_forms):
+        dtypes = [torch.float32]  # no master of another format is kept
     if kind == "shm":
         made = nullcontext(partial(SHM["ShmHome"], folder=tmp_path))
-    elif kind == "host":
+    elif kind.startswith("host"):
         made = nullcontext(DEVICES[kind])
     else:
         made = nearstep.open(f"{DEVICES[kind]}&rules={RULES[name]}")
     with made as device:
         for form in definition.by_rule.values():
             for dtype in dtypes:
-                compared += train(name, definition, form, dtype, device, kind in ("host", "shm"))
+                in_place = kind in ("host", "host-drives", "shm")
+                with drives(1, 200) if kind == "host-drives" else nullcontext() as on:
+                    more = {} if on is None else {"drives": on.store, "memory": 1 << 17}
+                    compared += train(name, definition, form, dtype, device, in_place, more)
                 tried += 1
     print(f"{compared} elements compared")
     assert tried == len(definition.by_rule) * len(dtypes)
@@ -128,6 +135,7 @@ def train(
     dtype: torch.dtype,
     device: Any,
     in_place: bool,
+    more: dict[str, Any],
 ) -> int:
     """Steps of two groups; the number of elements compared."""
     rng = np.random.default_rng(SEED)
@@ -141,7 +149,7 @@ def train(
             hyper[key] = first[key]
         groups.append({"params": given, "maximize": maximize, **hyper})
         models.append([Expected(each, definition, form, hyper, in_place) for each in given])
-    optimizer = nearstep.optim.from_rule(name, groups, device=device, **first)
+    optimizer = nearstep.optim.from_rule(name, groups, device=device, **first, **more)
     compared = 0
     for _ in range(STEPS):
         for group, expected in zip(groups, models, strict=True):

@@ -33,6 +33,7 @@ def card_url(cards: int, subgroup: int) -> str:
 HOMES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "host": (URL, URL, {"memory": 11_000}),
     "cards": (card_url(2, 128), PLAIN, {}),
+    "processor": ("host:", "host:", {"memory": 11_000}),
 }
 """Device with drives, the same without, and options: memory for one large parameter of the tests'
 usual job, and not for two."""

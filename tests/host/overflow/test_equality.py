@@ -23,6 +23,7 @@ from .jobs import (
     PLAIN,
     URL,
     Job,
+    bits,
     card_url,
     drives,
     everything,
@@ -65,6 +66,10 @@ def host(job: Job, url: str = URL, eviction: str = "updated_first", more: float 
     return Home(url, url, options={"memory": memory, "eviction": eviction})
 
 
+def processor(job: Job, more: float = 1.0, eviction: str = "updated_first") -> Home:
+    return host(job, "host:", eviction, more)
+
+
 def compare(job: Job, home: Home, **more: Any) -> int:
     """Train with drives and without; values that were compared."""
     plain, own = job.parameters(), job.parameters()
@@ -89,12 +94,14 @@ def compare(job: Job, home: Home, **more: Any) -> int:
     return compared
 
 
-@pytest.mark.parametrize("home", ["updated_first", "belady", "cards"])
+@pytest.mark.parametrize("home", ["updated_first", "belady", "cards", "processor"])
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
 def test_every_optimizer(optimizer: str, home: str) -> None:
     """On drives of the host under the smallest memory, with every policy."""
     job = Job(SHAPES, optimizer, skips=4)
-    made = cards(2, 128) if home == "cards" else host(job, eviction=home)
+    made = cards(2, 128) if home == "cards" else processor(job)
+    if home in ("updated_first", "belady"):
+        made = host(job, eviction=home)
     assert compare(job, made) >= STEPS * 6
     if home == "updated_first":
         least = made.options["memory"]
@@ -122,6 +129,53 @@ def test_masters_of_16_bit_parameters_move_with_their_state(home: str | int, dty
     assert compare(job, host(job, home) if isinstance(home, str) else cards(home, 256)) > 20
 
 
+@pytest.mark.parametrize("more", [1.0, 2.5])
+@pytest.mark.parametrize("state", ["float32", "bfloat16", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_formats_of_the_processor_of_parameters_of_any_size(
+    dtype: str, state: str, more: float
+) -> None:
+    """Large ones are used where they are; 8-bit state has its scales with it."""
+    job = Job([*SHAPES, (127, 133), (4096,), (5000,), (3, 5461)], dtype=getattr(torch, dtype))
+    kept: dict[str, Any] = {"state_dtype": getattr(torch, state)}
+    if "bfloat16" in (dtype, state):
+        kept["rounding"] = "stochastic"
+    with drives() as on, pytest.raises(MemoryTooSmallError) as caught:
+        job.make(job.parameters(), "host:", drives=on.store, memory=1, **kept)
+    memory = int(caught.value.expected * more)
+    assert compare(job, Home("host:", "host:", 2, {"memory": memory}), **kept) > 20
+
+
+def test_8_bit_state_of_a_device_moves_with_its_scales() -> None:
+    url = "golden:axdimm?memory_bytes=8MiB&block_bytes=2048&state_format=dynamic8"
+    job = Job([(40, 16), (700,), (30, 41)])
+    home = Home(url, url, 2, {"memory": 40_000})
+    assert compare(job, home) > 20
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_processor_has_the_bits_of_torch(seed: int) -> None:
+    """Torch rounds the last elements of a tensor otherwise: of any size."""
+    print(f"seed {seed}")
+    choose = np.random.default_rng(seed)
+    shapes = [(int(n),) for n in choose.integers(1, 40_000, 8)] + [(8,), (1,), (16384,), (33,)]
+    job = Job([shapes[at] for at in choose.permutation(len(shapes))])
+    plain, own = job.parameters(), job.parameters()
+    expected = torch.optim.AdamW(plain, lr=1e-2, fused=True)
+    compared = 0
+    with drives(2, 1200) as on:
+        found = nearstep.optim.AdamW(own, lr=1e-2, drives=on.store, memory="60%")
+        for step in range(STEPS):
+            job.step(expected, plain, step)
+            job.step(found, own, step)
+            for p, q in zip(plain, own, strict=True):
+                assert bits(p) == bits(q), (seed, p.numel())
+                for key, value in expected.state[p].items():
+                    assert bits(value) == bits(found.state[q][key]), (seed, key, p.numel())
+                    compared += value.numel()
+    assert compared > 2 * STEPS * sum(p.numel() for p in plain)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_compressed_gradients_with_error_feedback(count: int) -> None:
     assert compare(Job(SHAPES), cards(count, 256), compression=0.1) > 20
@@ -137,6 +191,10 @@ def rounds(kind: str, first: int, count: int) -> int:
         if kind == "cards":
             more = {"compression": 0.05} if choose.random() < 0.3 else {}
             home = cards(int(choose.integers(1, 5)), 128 * int(choose.integers(1, 9)))
+        elif kind == "processor":
+            home = processor(
+                job, choose.uniform(1, 6), str(choose.choice(["updated_first", "belady"]))
+            )
         else:
             share = 1.0 if choose.random() < 0.3 else choose.uniform(1, 6)
             eviction = str(choose.choice(["updated_first", "belady"]))
@@ -146,13 +204,13 @@ def rounds(kind: str, first: int, count: int) -> int:
     return compared
 
 
-@pytest.mark.parametrize(("kind", "count"), [("host", 8), ("cards", 6)])
+@pytest.mark.parametrize(("kind", "count"), [("host", 8), ("cards", 6), ("processor", 6)])
 def test_random_models_and_homes(kind: str, count: int) -> None:
     assert rounds(kind, 300, count) > 100
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("kind", ["host", "cards"])
+@pytest.mark.parametrize("kind", ["host", "cards", "processor"])
 def test_many_random_models_and_homes(kind: str) -> None:
     assert rounds(kind, 1000, 150) > 3000
 
@@ -236,6 +294,30 @@ def test_loss_scaling_and_a_step_that_is_skipped(kind: type, more: str) -> None:
             assert (on.store.generation == 3) == overflows
             results.append(everything(parameters, optimizer))
     assert len(results[0]) > 10
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [8.0, 3.0])
+def test_the_processor_divides_by_any_scale_as_without_drives(
+    scale: float, dtype: torch.dtype
+) -> None:
+    # The third and the last one share a run, each in memory of its own.
+    job = Job([(40, 17), (300, 160), (128, 128), (17,), (128, 128)], dtype=dtype)
+    results = []
+    for overflows in (False, True):
+        with drives() as on:
+            parameters = job.parameters()
+            more = {"drives": on.store, "memory": "100%"} if overflows else {}
+            optimizer = job.make(parameters, "host:", **more)
+            scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+            scaler.scale(torch.ones(()))
+            for step in range(2):
+                job.gradients(parameters, step)
+                scaler.step(optimizer)
+                scaler.update(scale)
+            results.append([bits(p) for p in parameters] + [bits(p.grad) for p in parameters])
+    assert len(results[0]) == 10
     assert results[0] == results[1]
 
 

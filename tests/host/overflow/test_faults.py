@@ -30,14 +30,16 @@ from nearstep.torch.errors import (
     BudgetFormatError,
     HyperparameterError,
     InterruptedStepError,
+    ParameterError,
     UnsupportedOptionError,
 )
-from nearstep.torch.homes.errors import ResumeError
+from nearstep.torch.homes.errors import MemoryTooSmallError, ResumeError
 from nearstep_sim.models.drive import FailAt
 
 from .jobs import HOMES, URL, Drives, Job, bits, drives, everything
 
-JOB = Job([(40, 16), (16,), (30, 20)])
+JOB = Job(((40, 16), (16,), (30, 20)))
+LARGE = Job(((160, 128), (16,), (128, 130)))
 MEMORY = 11_000
 """Not enough for two of the large parameters."""
 
@@ -50,11 +52,11 @@ def touch(optimizer: Any, parameters: Any) -> None:
 
 
 @cache
-def expected_after(steps: int, *, touched: bool = False) -> dict[str, bytes]:
+def expected_after(steps: int, *, touched: bool = False, job: Job = JOB) -> dict[str, bytes]:
     """Without drives; with changes after the first step."""
-    parameters, optimizer = JOB.trained(URL)
+    parameters, optimizer = job.trained(URL)
     for step in range(steps):
-        JOB.step(optimizer, parameters, step)
+        job.step(optimizer, parameters, step)
         if touched and step == 0:
             touch(optimizer, parameters)
     return everything(parameters, optimizer)
@@ -62,17 +64,17 @@ def expected_after(steps: int, *, touched: bool = False) -> dict[str, bytes]:
 
 @contextmanager
 def prepared(
-    device: str = URL, *, touched: bool = True, **more: Any
+    device: str = URL, *, touched: bool = True, job: Job = JOB, **more: Any
 ) -> Iterator[tuple[Drives, list[Any], Any]]:
     """Drives, parameters and an optimizer that has made a step."""
     with drives() as on:
-        parameters, optimizer = JOB.trained(device, 1, drives=on.store, **more)
+        parameters, optimizer = job.trained(device, 1, drives=on.store, **more)
         if touched:
             touch(optimizer, parameters)
         yield on, parameters, optimizer
 
 
-def actions_of_a_step(action: str, device: str = URL, **more: Any) -> list[int]:
+def actions_of_a_step(action: str, device: str = URL, *, job: Job = JOB, **more: Any) -> list[int]:
     """How many of an action the second step has, on each drive."""
     found = [0, 0]
 
@@ -82,22 +84,24 @@ def actions_of_a_step(action: str, device: str = URL, **more: Any) -> list[int]:
 
         return seen
 
-    with prepared(device, **more) as (on, parameters, optimizer):
+    with prepared(device, job=job, **more) as (on, parameters, optimizer):
         for index, place in enumerate(on.places):
             place.fault = count(index)
-        JOB.step(optimizer, parameters, 1)
+        job.step(optimizer, parameters, 1)
     found[0] -= action == "write"  # the second copy of the superblock may fail
     return found
 
 
-def check_fault(fault: FailAt, drive: int, device: str = URL, **more: Any) -> Any:
+def check_fault(
+    fault: FailAt, drive: int, device: str = URL, *, job: Job = JOB, **more: Any
+) -> Any:
     """One fails in the second step; the class of the error, if the step had one."""
-    with prepared(device, **more) as (on, parameters, optimizer):
+    with prepared(device, job=job, **more) as (on, parameters, optimizer):
         before = [bits(p) for p in parameters]
         on.places[drive].fault = fault
         error: type[StorageError] | None = None
         try:
-            JOB.step(optimizer, parameters, 1)
+            job.step(optimizer, parameters, 1)
         except StorageError as caught:
             error = type(caught)
             if fault.lasts:
@@ -106,15 +110,15 @@ def check_fault(fault: FailAt, drive: int, device: str = URL, **more: Any) -> An
         assert fault.fired >= 1
         on.places[drive].fault = lambda action, block: None
         found = everything(parameters, optimizer)
-        made = found == expected_after(2, touched=True)
-        assert made or found == expected_after(1, touched=True)
+        made = found == expected_after(2, touched=True, job=job)
+        assert made or found == expected_after(1, touched=True, job=job)
         assert made == (error is None) or error is UncertainCommitError
         if error is not None and error is not UncertainCommitError:
             assert [bits(p) for p in parameters] == before
             assert optimizer.traffic.steps == 1
         for step in range(2 if made else 1, 3):
-            JOB.step(optimizer, parameters, step)
-        assert everything(parameters, optimizer) == expected_after(3, touched=True)
+            job.step(optimizer, parameters, step)
+        assert everything(parameters, optimizer) == expected_after(3, touched=True, job=job)
         return error
 
 
@@ -127,6 +131,7 @@ each_home = pytest.mark.parametrize("home", HOMES)
         ("host", errno.EIO),
         ("host", errno.ENODEV),
         ("cards", errno.EIO),
+        ("processor", errno.EIO),
         pytest.param("cards", errno.ENODEV, marks=pytest.mark.deep),
     ],
 )
@@ -145,6 +150,18 @@ def test_after_an_error_of_a_drive_everything_is_as_before_the_step(
     assert (None in errors) == (action == "flush")  # the superblock was written
     assert len(errors) - errors.count(None) >= 2
     assert UncertainCommitError not in errors
+
+
+@pytest.mark.parametrize("action", ["read", "write", "flush"])
+def test_large_parameters_of_the_processor_are_read_back_after_an_error(action: str) -> None:
+    """They are updated where the host has them, and no copy of them is kept."""
+    options = {"job": LARGE, "memory": 170_000}
+    counts = actions_of_a_step(action, "host:", **options)
+    numbers = [(drive, n) for drive, count in enumerate(counts) for n in range(count)]
+    some = numbers[:: max(1, len(numbers) // 5)]
+    assert len(some) >= 2
+    for drive, number in some:
+        check_fault(FailAt(action, number), drive, "host:", **options)
 
 
 @pytest.mark.deep
@@ -207,7 +224,12 @@ def test_drives_that_are_full() -> None:
 
 
 @pytest.mark.parametrize(
-    ("home", "count", "blocks"), [("host", 1, range(8, 34, 5)), ("cards", 2, (16, 20, 24))]
+    ("home", "count", "blocks"),
+    [
+        ("host", 1, range(8, 34, 5)),
+        ("cards", 2, (16, 20, 24)),
+        ("processor", 1, range(8, 34, 5)),
+    ],
 )
 def test_drives_that_are_too_small_for_another_step(
     home: str, count: int, blocks: Sequence[int]
@@ -299,9 +321,33 @@ def _on_files(parameters: Any, places: list[Path], **more: Any) -> Any:
         ({"drives": ["x"], "memory": 1, "compression": 0.5}, UnsupportedOptionError, "whole"),
     ],
 )
-def test_settings_that_are_refused(given: dict[str, Any], error: type, says: str) -> None:
+@pytest.mark.parametrize("device", [URL, "host:"])
+def test_settings_that_are_refused(
+    device: str, given: dict[str, Any], error: type, says: str
+) -> None:
+    if device == "host:" and error is UnsupportedOptionError:
+        says = "for a device"
     with pytest.raises(error, match=says):
-        JOB.make(JOB.parameters(), URL, **given)
+        JOB.make(JOB.parameters(), device, **given)
+
+
+def test_what_the_processor_has_not_with_drives(tmp_path: Path) -> None:
+    own = {"drives": [tmp_path / "a"], "memory": "1MiB"}
+    kinds = (torch.float32, torch.bfloat16)
+    mixed = [torch.nn.Parameter(torch.zeros(8, dtype=each)) for each in kinds]
+    with pytest.raises(UnsupportedOptionError, match=r"torch\.bfloat16 and torch\.float32"):
+        nearstep.optim.AdamW(mixed, **own)
+    with pytest.raises(MemoryTooSmallError, match="at least 16384 bytes, not 16383"):
+        nearstep.optim.AdamW([torch.nn.Parameter(torch.zeros(1024))], **{**own, "memory": 16383})
+    assert list(tmp_path.iterdir()) == []
+    with drives() as on:
+        model = torch.nn.Linear(8, 8)
+        optimizer = nearstep.optim.AdamW(model.parameters(), drives=on.store, memory="1MiB")
+        with pytest.raises(ParameterError, match="as the rule keeps them"):
+            optimizer.add_param_group({"params": mixed[1:]})
+        assert len(optimizer.param_groups) == 1
+        with pytest.raises(ArgumentError, match="a device with memory"):
+            nearstep.offload(model, optimizer, budget="1MiB")
 
 
 def test_copies_are_refused() -> None:

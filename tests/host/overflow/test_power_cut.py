@@ -70,6 +70,7 @@ def on_cards(count: int) -> str:
 
 @rows(
     ("host", HOST, 2, 2, 5, 31, URL, {"memory": 1 << 14}, 20),
+    ("processor", HOST, 2, 2, 5, 33, "host:", {"memory": 1 << 14}, 20),
     ("cards", CARDS, 2, 2, 6, 41, on_cards(2), {}, 20),
     ("cards, with what error feedback holds back", CARDS, 2, 2, 7, 44, on_cards(2), QUARTER, 20),
 )
@@ -82,6 +83,7 @@ def test_a_step_at_some_writes(row: tuple[Any, ...]) -> None:
 @rows(
     ("host-1", HOST, 1, 16, 1, 32, URL, {"memory": 1 << 14}, 200),
     ("host-2", HOST, 2, 16, 1, 32, URL, {"memory": 1 << 14}, 200),
+    ("processor", HOST, 2, 16, 1, 34, "host:", {"memory": 1 << 14}, 200),
     ("cards-1", CARDS, 1, 16, 1, 42, on_cards(1), {}, 200),
     ("cards-2", CARDS, 2, 16, 1, 42, on_cards(2), {}, 200),
     ("pairs", MOMENTUM, 2, 4, 2, 43, on_cards(2), {**QUARTER, "error_feedback": False}, 100),

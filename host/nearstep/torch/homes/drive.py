@@ -16,12 +16,15 @@ from nearstep.torch import convert
 from nearstep.torch.homes.durable import DurableHome, Savepoint
 from nearstep.torch.homes.errors import MemoryTooSmallError
 from nearstep.torch.homes.opening import OpenStore
-from nearstep.torch.homes.segments import GRADIENTS, StoredArray, StripedSegment
+from nearstep.torch.homes.segments import GRADIENTS, StoredArray, StripedSegment, is_state
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.table import Owner, StateTable
 
 Reading = tuple[NDArray[Any], Sequence[Completion]]
 """An array that is being read, padding included, and what to wait for."""
+
+AHEAD_BYTES = 64 << 20
+"""Of units that are read ahead into memory of this process, unless the next one alone has more."""
 
 WRITES = 4
 """Arrays that are being written at once while a step goes on."""
@@ -32,9 +35,13 @@ class DriveHome(DurableHome[StripedSegment]):
 
     What is in both is the same in both.
 
+    Memory of a device that is memory of this process is read from drives and written to them
+    without a copy: a unit is written as soon as it is updated, while the next one is read. The
+    parameters and gradients of large parameters are used where they are.
+
     Parameters
     ----------
-    memory : bytes of all channels.
+    memory : bytes of all channels; in memory of this process, also for units that are read ahead.
     """
 
     kind = StripedSegment
@@ -46,21 +53,33 @@ class DriveHome(DurableHome[StripedSegment]):
         self._eviction = eviction
         self._memory = memory
         self._begun = False
+        self._in_place = self.recovers = table.device.backend.is_host_memory
         self._largest = (0, "")
+        self._spare = self._most_ahead = 0  # bytes for units that are read ahead
+        self._committed: dict[DeviceParameter, int] = {}  # fingerprints of parameters on the drives
+        self._uncommitted: dict[DeviceParameter, int] = {}
+        self._has_changes = False
         self._ahead: dict[StripedSegment, dict[str, Reading]] = {}
-        self._writes: list[tuple[Completion, object]] = []
+        self._writes: list[tuple[StripedSegment, str, Completion, object]] = []
         self._pool = AlignedPool()
+        if self._in_place:
+            self._pool.limit = memory
         self._plan = self._fresh()
 
     def _fresh(self) -> OverflowPlan:
-        plan = OverflowPlan(self._memory // self._device.channel_count, self._eviction)
+        plan = OverflowPlan(self._capacity, self._eviction)
         plan.units = len(self.segments)
         return plan
 
     @property
+    def _capacity(self) -> int:
+        """Bytes of each channel for arrays that are updated."""
+        return (self._memory - self._spare) // self._device.channel_count
+
+    @property
     def peak(self) -> int:
         """Most bytes of memory that were in use since the last failure."""
-        return self._plan.peak * self._device.channel_count
+        return self._plan.peak * self._device.channel_count + self._most_ahead
 
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         """Neighbours, as far as these have no more elements than the largest of all."""
@@ -77,26 +96,75 @@ class DriveHome(DurableHome[StripedSegment]):
     def check_room(self, segment: StripedSegment, arrays: Sequence[str], label: str) -> None:
         """Raise `MemoryTooSmallError` unless arrays of one unit fit into memory together; of those
         that are there before `begin_life`, then, and for the largest."""
-        needed = sum(map(segment.nbytes, arrays)) * self._device.channel_count
+        each = [self._array(segment, name).nbytes for name in arrays]
+        needed = sum(each) * self._device.channel_count
         if self._begun and needed > self._memory:
             raise MemoryTooSmallError(label, needed, self._memory)
         self._largest = max(self._largest, (needed, label))
+        if self._begun:
+            self._share()
 
     def begin_life(self, owner: Owner) -> None:
         self._begun = True
         if self._largest[0] > self._memory:
             raise MemoryTooSmallError(self._largest[1], self._largest[0], self._memory)
+        self._share()
         super().begin_life(owner)
+        for segment in self.segments:
+            self._note(segment)
+        self._clean()
+
+    def _share(self) -> None:
+        """Share memory between units that were updated and those that are read ahead."""
+        if self._in_place:
+            largest = self._largest[0]
+            ahead = min(max(largest, AHEAD_BYTES), max(largest, self._memory // 2))
+            self._spare = min(ahead, self._memory - largest)
+            self._plan.resize(self._capacity)
 
     def add(self, segment: Any, parameters: Sequence[DeviceParameter]) -> None:
         super().add(segment, parameters)
         self._plan.units = len(self.segments)
 
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
-        """Parameters that were changed are sent with what else a step sends."""
+        """Write parameters that were changed and that a rollback reads from the drives; others are
+        sent with what else a step sends."""
+        changed = {
+            each.extent.segment
+            for each in parameters
+            if self._is_restored(each)
+            and convert.fingerprint(each.parameter) != self._committed.get(each)
+        }
+        for segment in (each for each in self.segments if each in changed):
+            self._write(segment, "p")
+            self._note(segment)
+            self._has_changes = True
+
+    @property
+    def _is_dirty(self) -> bool:
+        return self._has_changes or super()._is_dirty
+
+    def _is_restored(self, parameter: DeviceParameter) -> bool:
+        """Whether a rollback reads a parameter from the drives: a copy would take memory."""
+        return self._in_place and not parameter.is_small
+
+    def _note(self, segment: StripedSegment) -> None:
+        """Note the contents of parameters that are written."""
+        for each in filter(self._is_restored, segment.parameters):
+            self._uncommitted[each] = convert.fingerprint(each.parameter)
+
+    def _clean(self) -> None:
+        super()._clean()
+        self._committed.update(self._uncommitted)
+        self._uncommitted.clear()
+        self._has_changes = False
 
     def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
-        savepoint.keep(parameters)
+        savepoint.keep(each for each in parameters if not self._is_restored(each))
+
+    def restore(self, parameters: Iterable[DeviceParameter]) -> None:
+        for each in filter(self._is_restored, parameters):
+            each.read_again()
 
     def load_unit(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
         """Load arrays of a unit into memory, since they are about to be updated."""
@@ -113,6 +181,8 @@ class DriveHome(DurableHome[StripedSegment]):
                 evicted = self.segments[move.array.unit]
                 if move.kind == "evict" or move.array.name in evicted.dirty:
                     self._write(evicted, move.array.name)
+                if self._in_place:
+                    self._wait_for(evicted, move.array.name)
                 evicted.release(move.array.name)
         loads = [move.array.name for move in moves if move.kind == "load"]
         ahead = self._ahead.pop(segment, {})
@@ -121,16 +191,33 @@ class DriveHome(DurableHome[StripedSegment]):
         for name, flat, completions in reads:
             for completion in completions:
                 completion.wait()
-            dirty = set(segment.dirty)
-            segment.whole.write(name, flat)
-            segment.dirty = dirty
+            segment.put(name, flat)
 
-    def prefetch(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
-        """Begin to read arrays of the next unit that are not in memory."""
-        names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
-        self._ahead[segment] = {
-            name: self._read(segment, name) for name in names if self._is_loaded(segment, name)
-        }
+    def prefetch(self, later: Sequence[tuple[StripedSegment, Mapping[str, float]]]) -> None:
+        """Begin to read arrays of the next unit that are not in memory; in memory of this process,
+        of as many units as there is room for."""
+        for segment, arrays in later if self._in_place else later[:1]:
+            if segment in self._ahead:
+                continue
+            names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
+            loaded = [name for name in names if self._is_loaded(segment, name)]
+            if self._in_place:
+                nbytes = self._bytes_ahead + sum(map(segment.nbytes, loaded))
+                if nbytes > self._spare:
+                    return
+                self._most_ahead = max(self._most_ahead, nbytes)
+            self._ahead[segment] = {name: self._read(segment, name) for name in loaded}
+
+    @property
+    def _bytes_ahead(self) -> int:
+        return sum(segment.nbytes(name) for segment, own in self._ahead.items() for name in own)
+
+    def updated(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
+        """Begin to write a unit from where it is in memory of this process."""
+        for name in filter(is_state, arrays if self._in_place else ()):
+            self._write(segment, name)
+            self._plan.wrote(self._array(segment, name))
+        self._note(segment)
 
     def commit(self, meta: Mapping[str, Any]) -> None:
         """Write what the drives do not have, and make all of it a generation."""
@@ -145,6 +232,8 @@ class DriveHome(DurableHome[StripedSegment]):
         super().commit(meta)
 
     def forget(self) -> None:
+        self._uncommitted.clear()
+        self._has_changes = False
         self._writes.clear()
         self._ahead.clear()
         for segment in self.segments:
@@ -154,6 +243,10 @@ class DriveHome(DurableHome[StripedSegment]):
 
     def write_masters(self) -> None:
         for segment in self.segments:
+            if self._in_place:
+                self._write(segment, "p")
+                self._note(segment)
+                continue
             for each in segment.parameters:
                 if not each.offloaded:  # to memory, if it is there: a commit writes that to drives
                     each.extent.write("p", each.host_master())
@@ -165,11 +258,13 @@ class DriveHome(DurableHome[StripedSegment]):
         return name != "p" or segment.needs_master
 
     def _array(self, segment: StripedSegment, name: str) -> Array:
-        return Array(segment.unit, name, segment.nbytes(name), name in GRADIENTS)
+        lent = self._in_place and (name == "p" or not is_state(name))
+        nbytes = segment.copied_bytes(name) if lent else segment.nbytes(name)
+        return Array(segment.unit, name, nbytes, name in GRADIENTS)
 
     def _read(self, segment: StripedSegment, name: str) -> Reading:
-        flat = self._pool.empty(segment.whole.count, segment.dtype_of(name))
-        if segment.has_padding:
+        flat = self._pool.empty(segment.whole.size(name), segment.dtype_of(name))
+        if segment.has_padding and not self._in_place:
             flat.fill(0)
         return flat, StoredArray(segment, name).begin_read(0, flat)
 
@@ -178,18 +273,29 @@ class DriveHome(DurableHome[StripedSegment]):
         what the host lends to the device is nowhere else."""
         place, flat = StoredArray(segment, name), None
         for each, (start, count) in zip(segment.parameters, segment.spans, strict=True):
+            _, first, last = segment.span(name, start, start + count)
             if name == "p" and each.is_on_host:
                 data = each.host_master()
             else:
-                if flat is None:
-                    flat = self._pool.empty(segment.whole.count, segment.dtype_of(name))
+                if flat is None and self._in_place:
+                    flat = segment.view(name)
+                elif flat is None:
+                    flat = self._pool.empty(segment.whole.size(name), segment.dtype_of(name))
                     segment.whole.read(name, flat)
-                data = flat[start : start + count]
-            self._writes += [(each, data) for each in place.begin_write(start, data)]
+                data = flat[first:last]
+            begun = place.begin_write(first, data)
+            self._writes += [(segment, name, completion, data) for completion in begun]
         segment.dirty.discard(name)
-        self._wait(WRITES)
+        if not self._in_place:
+            self._wait(WRITES)
 
     def _wait(self, most: int) -> None:
         while len(self._writes) > most:
-            completion, _ = self._writes.pop(0)
+            self._writes.pop(0)[2].wait()
+
+    def _wait_for(self, segment: StripedSegment, name: str) -> None:
+        """Wait until an array has been written: its memory is then used for others."""
+        found = [each for each in self._writes if each[0] is segment and each[1] == name]
+        for _, _, completion, _ in found:
             completion.wait()
+        self._writes = [each for each in self._writes if each[0] is not segment or each[1] != name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -37,6 +36,9 @@ from nearstep.torch.step import StepPlan
 from nearstep.torch.table import Owner, StateTable, labels_of
 
 AnySegment = TypeVar("AnySegment", bound=DriveSegment)
+
+AHEAD_UNITS = 16
+"""Units that are loaded before their updates, at most."""
 
 
 class Savepoint:
@@ -143,8 +145,11 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def load_unit(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
         """Load the arrays of a unit before its update."""
 
-    def prefetch(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
-        """Begin to load the arrays of the next unit."""
+    def prefetch(self, later: Sequence[tuple[AnySegment, Mapping[str, float]]]) -> None:
+        """Begin to load the arrays of later units, the next one first."""
+
+    def updated(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
+        """Note that the arrays of a unit have been updated, and are not again in this step."""
 
     @abstractmethod
     def write_masters(self) -> None:
@@ -175,6 +180,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 self._traffic,
                 [names[p] for p in unit],
                 len(self.segments) + len(made),
+                self._formats.coded,
             )
             self.check_room(segment, list(arrays), labels[unit[0]])
             made.append((segment, unit))
@@ -265,13 +271,16 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def _update(
         self, savepoint: Savepoint, plan: StepPlan, apply: Callable[[StepPlan], bool]
     ) -> None:
-        units = plan.of(self.segments)
-        for (segment, unit), after in zip_longest(units, units[1:]):
+        units = [unit for _, unit in plan.of(self.segments)]
+        needed: list[tuple[Any, Mapping[str, float]]] = [
+            (segment, unit.needed()) for segment, unit in plan.of(self.segments)
+        ]
+        for index, unit in enumerate(units):
             self.keep(savepoint, unit.singles())
-            self.load_unit(segment, unit.needed())  # type: ignore[arg-type]
-            if after is not None:
-                self.prefetch(after[0], after[1].needed())  # type: ignore[arg-type]
+            self.load_unit(*needed[index])
+            self.prefetch(needed[index + 1 : index + 1 + AHEAD_UNITS])
             apply(unit)
+            self.updated(*needed[index])
 
     def _undo(self, table: StateTable, failed: FailedStep, error: BaseException) -> None:
         """Roll back a step now, or at the next use if the drives do not answer."""

@@ -193,11 +193,11 @@ def reshard(saved: SavedArrays, key: str, resident: DeviceParameter, arrays: Ite
             raise ResumeError(f"{array} of {resident.label}", "none")
         target = extent.segment.elsewhere(array)
         assert target is not None, "nothing is in memory before the first step"
-        for start in range(0, extent.count, CARRIED_ELEMENTS):
-            count = min(CARRIED_ELEMENTS, extent.count - start)
-            part = np.empty(count, extent.segment.dtype_of(array))
-            saved.read(key, array, start, part)
-            target.write(extent.start + start, part)
+        _, first, last = extent.segment.span(array, extent.start, extent.start + extent.count)
+        for start in range(first, last, CARRIED_ELEMENTS):
+            part = np.empty(min(CARRIED_ELEMENTS, last - start), extent.segment.dtype_of(array))
+            saved.read(key, array, start - first, part)
+            target.write(start, part)
 
 
 WRITTEN_ELEMENTS = 1 << 18

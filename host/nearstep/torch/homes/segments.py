@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from nearstep.allocator import LINE_BYTES
 from nearstep.backends.base import ChainedCompletion, Completion
 from nearstep.device import Device
-from nearstep.placement import Extent, Segment, element, padded
+from nearstep.placement import Extent, Segment, padded
 from nearstep.storage.store import Store
+from nearstep.torch.exchange import SMALL_ELEMENTS
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.traffic import Traffic
 
@@ -88,9 +89,6 @@ COPY = "copy_"
 
 HELD_BACK = "error-feedback"
 """Array of the residuals of compression. No state of a rule can have this name."""
-
-FILLED_ELEMENTS = 1 << 20
-"""Elements of one write where an array is filled with a value."""
 
 
 def is_state(array: str) -> bool:
@@ -190,6 +188,7 @@ class DriveSegment(Segment):
         traffic: Traffic,
         keys: Sequence[str],
         unit: int,
+        coded: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._keys = keys
         self.unit = unit
@@ -198,7 +197,7 @@ class DriveSegment(Segment):
         for count in counts:
             self.spans.append((size, count))
             size += padded(count, line)
-        super().__init__(device, size, line, MappingProxyType(dict(dtypes)))
+        super().__init__(device, size, line, MappingProxyType(dict(dtypes)), coded)
         self._drives = drives
         self._traffic = traffic
         self.parameters: list[DeviceParameter] = []
@@ -214,12 +213,13 @@ class DriveSegment(Segment):
 
     @abstractmethod
     def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
-        """Yield the tensors of an array: name, number of elements, and the drive that has the whole
-        tensor, or None if the tensor is striped."""
+        """Yield the tensors of an array: name, number of elements (of one in 8 bits, bytes), and
+        the drive that has the whole tensor, or None if the tensor is striped."""
 
     @abstractmethod
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
-        """Yield the parts of tensors that have elements [start, start + count) of an array."""
+        """Yield the parts of tensors that have elements [start, start + count) of an array; of one
+        in 8 bits, bytes."""
 
     @abstractmethod
     def find(self) -> None:
@@ -269,11 +269,11 @@ class DriveSegment(Segment):
             self.store.add(key, count * dtype.itemsize, drive=drive)
         self.on_drives.add(name)
         self.changed(name)
-        if value == 0.0 or self.has(name):
-            return
+        if (value == 0.0 and not self.is_coded(name)) or self.has(name):
+            return  # new tensors have zeros
+        data = self.filling(name, value)
         for key, count, _ in self.tensors(name):
-            data = np.full(min(count, FILLED_ELEMENTS), element(value, dtype), dtype)
-            for at in range(0, count, FILLED_ELEMENTS):
+            for at in range(0, count, data.size):
                 part = data[: count - at]
                 self.store.write(key, part, at * dtype.itemsize)
                 self._traffic.to_drives += part.nbytes
@@ -294,18 +294,24 @@ class StripedSegment(DriveSegment):
 
     @property
     def has_padding(self) -> bool:
-        """Whether there are padding elements between parameters."""
+        """Whether there are padding elements behind parameters."""
         return self._size > sum(count for _, count in self.spans)
 
     def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
-        for key, (_, count) in zip(self._keys, self.spans, strict=True):
-            yield f"{key}.{array}", count, None
+        for key, first, last in self._places(array):
+            yield f"{key}.{array}", last - first, None
 
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
-        for key, (at, own) in zip(self._keys, self.spans, strict=True):
-            low, high = max(at, start), min(at + own, start + count)
+        for key, first, last in self._places(array):
+            low, high = max(first, start), min(last, start + count)
             if low < high:
-                yield Part(f"{key}.{array}", low - at, low - start, high - start, None)
+                yield Part(f"{key}.{array}", low - first, low - start, high - start, None)
+
+    def _places(self, array: str) -> Iterator[tuple[str, int, int]]:
+        """Yield the name of each parameter, and its elements of an array; of one in 8 bits,
+        bytes."""
+        for key, (start, count) in zip(self._keys, self.spans, strict=True):
+            yield key, *self.span(array, start, start + count)[1:]
 
     def find(self) -> None:
         keys = set(self._keys)
@@ -314,9 +320,14 @@ class StripedSegment(DriveSegment):
 
     def nbytes(self, array: str) -> int:
         """Return the bytes of an array on the channel with the largest share."""
-        channels = range(self.stripes.channels)
-        most = max(self.stripes.before(self._size, channel) for channel in channels)
+        stripes, _, size = self.span(array, 0, self._size)
+        most = max(stripes.before(size, channel) for channel in range(stripes.channels))
         return padded(most * self.dtype_of(array).itemsize, LINE_BYTES)
+
+    def copied_bytes(self, array: str) -> int:
+        """Return the bytes of an array of parameters that are copied to memory, not lent."""
+        small = sum(padded(count, self.line) for _, count in self.spans if count < SMALL_ELEMENTS)
+        return padded(small * self.dtype_of(array).itemsize, LINE_BYTES)
 
     def allocate(self, loaded: Sequence[str], made: Sequence[str]) -> None:
         """Allocate memory for arrays.
@@ -324,10 +335,24 @@ class StripedSegment(DriveSegment):
         Parameters
         ----------
         loaded : arrays that are then loaded whole.
-        made : other arrays, whose padding is set to zeros.
+        made : other arrays, whose padding is set to zeros if runs update padding.
         """
-        values = dict.fromkeys(made, 0.0 if self.has_padding else None)
+        runs_on = self.has_padding and not self._device.ends_runs
+        values = dict.fromkeys(made, 0.0 if runs_on else None)
         self._allocate({**dict.fromkeys(loaded, None), **values})
+
+    def view(self, array: str) -> NDArray[Any]:
+        """Return an array in memory of this process, without a copy."""
+        held = self._arenas[0][array]
+        return self._device.backend.host_view(held.address, held.nbytes).view(held.dtype)
+
+    def put(self, array: str, flat: NDArray[Any]) -> None:
+        """Write a whole array that was loaded to its memory; or make `flat` its memory."""
+        held = self._arenas[0][array]
+        if not self._device.backend.replace_memory(held.address, flat.view(np.uint8)):
+            dirty = set(self.dirty)
+            self.whole.write(array, flat)
+            self.dirty = dirty
 
     def release(self, array: str) -> None:
         """Free the memory of an array."""

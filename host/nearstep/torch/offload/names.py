@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from nearstep.errors import ArgumentError
 from nearstep.torch.checks import is_on_host_or_accelerator, label
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import ParameterError
+from nearstep.torch.host_table import NO_DEVICE
 from nearstep.torch.offload.compute_copy import NOTHING, ComputeCopy, InPlace
 from nearstep.torch.offload.errors import ChangedModelError
 from nearstep.torch.offload.parameter import OffloadedParameter, waiting_copy
@@ -164,7 +166,10 @@ def check_optimizer(optimizer: object) -> DeviceOptimizer:
     Raises
     ------
     ParameterError : the optimizer is not one of `nearstep.optim`.
+    ArgumentError : the optimizer has no device with memory of its own.
     """
     if not isinstance(optimizer, DeviceOptimizer):
         raise ParameterError("optimizer", "one of nearstep.optim", type(optimizer).__name__)
+    if optimizer.device.backend.is_host_memory:
+        raise ArgumentError(NO_DEVICE)
     return optimizer
