@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,12 +44,16 @@ class Interrupts:
     @contextmanager
     def armed(self) -> Iterator[None]:
         grad = torch.is_grad_enabled()
+        collects = gc.isenabled()
+        gc.disable()  # what other tests left would be finalized here, and counted
         sys.settrace(self._enter)
         try:
             yield
         finally:
             sys.settrace(None)
             sys.setprofile(None)
+            if collects:
+                gc.enable()
             # Python may raise between the call of a context and the statements that leave it.
             torch.set_grad_enabled(grad)
 
