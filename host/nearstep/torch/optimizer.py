@@ -109,6 +109,7 @@ class DeviceOptimizer(Optimizer):
             super().__init__(groups, defaults)
             self.table.begin(self)
             return
+        groups = given_groups(groups)  # drives may be those of the device
         opened, home = open_home(self.table, self.title, groups)
         self.table.use(home)
         try:
