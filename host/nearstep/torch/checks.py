@@ -34,9 +34,20 @@ def is_on_host_or_accelerator(tensor: Tensor) -> bool:
     return accelerator is not None and tensor.device.type == accelerator.type
 
 
-def are_plain(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> bool:
-    """Whether these are tensors as they usually are, of a dtype and contiguous, which no check
+def is_plain(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether this is a tensor as they usually are, of a dtype and contiguous, which no check
     refuses."""
+    return (
+        (type(tensor) is Parameter or type(tensor) is Tensor)
+        and tensor.dtype is dtype
+        and tensor.layout is torch.strided
+        and tensor.is_cpu
+        and tensor.is_contiguous()
+    )
+
+
+def are_plain(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Whether each tensor is plain (`is_plain`), property by property: faster for many tensors."""
     return (
         _PLAIN.issuperset(map(type, tensors))
         and {dtype}.issuperset(map(_DTYPE, tensors))
@@ -44,11 +55,6 @@ def are_plain(tensors: Sequence[Tensor], dtype: torch.dtype = torch.float32) -> 
         and all(map(_IS_CPU, tensors))
         and all(map(Tensor.is_contiguous, tensors))
     )
-
-
-def is_plain(tensor: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether this is a plain tensor: as `are_plain`."""
-    return are_plain((tensor,), dtype)
 
 
 def check_parameter(name: str, parameter: Tensor) -> None:
