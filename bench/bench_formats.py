@@ -51,8 +51,8 @@ def measure(kind: str, count: int) -> Results:
         table = operands(device.config)
         formats = {n: gradient if n == "g" else each.format for n, each in table.items()}
         nbytes = {n: array_bytes(device.config, form, count) for n, form in formats.items()}
-        coded = [n for n, form in formats.items() if form in SIGNED]
-        skews = {n: (1 + k) * SKEW_BEATS * BEAT_BYTES for k, n in enumerate(coded)}
+        quantized = [n for n, form in formats.items() if form in SIGNED]
+        skews = {n: (1 + k) * SKEW_BEATS * BEAT_BYTES for k, n in enumerate(quantized)}
         buffers = {}
         for n, form in formats.items():
             size, dtype = nbytes[n] // DTYPES[form].itemsize, DTYPES[form]

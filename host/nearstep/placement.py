@@ -66,7 +66,7 @@ class Segment:
     line : extents start on multiples of it; in a segment with arrays of 16 bits, two lines; with
         arrays in 8 bits, a block.
     dtypes : of arrays of the rule that are not float32.
-    coded : formats of those in 8 bits, by name. What is read and written of one are the bytes
+    quantized : formats of those in 8 bits, by name. What is read and written of one are the bytes
         that it has on a device of one channel.
 
     Attributes
@@ -84,7 +84,7 @@ class Segment:
         size: int,
         line: int = LINE_ELEMENTS,
         dtypes: Mapping[str, np.dtype] = MappingProxyType({}),
-        coded: Mapping[str, str] = MappingProxyType({}),
+        quantized: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         element = np.dtype(np.float32).itemsize
         self.stripes = Stripes(device.stripe_bytes // element, device.channel_count)
@@ -97,9 +97,9 @@ class Segment:
         self.line = line
         self.origin = 0
         self.numbers: dict[int, int] = {}
-        self._dtypes = {**_DTYPES, **dtypes, **dict.fromkeys(coded, np.dtype(np.uint8))}
-        self._coded = dict(coded)
-        self._layout = device.block_layout if coded else None
+        self._dtypes = {**_DTYPES, **dtypes, **dict.fromkeys(quantized, np.dtype(np.uint8))}
+        self._quantized = dict(quantized)
+        self._layout = device.block_layout if quantized else None
         if self._layout is not None:
             assert line % self._layout.elements == 0, "extents are whole blocks"
             assert self.stripes.channels == 1 or self.stripes.block == self._layout.elements
@@ -115,22 +115,22 @@ class Segment:
         In an array in 8 bits `start` begins a block.
         """
         layout = self._layout
-        if layout is None or array not in self._coded:
+        if layout is None or array not in self._quantized:
             return self.stripes, start, stop
         block = Stripes(layout.nbytes(layout.elements), self.stripes.channels)
         first = layout.offset(start)
         return block, first, first + layout.nbytes(stop - start)
 
-    def is_coded(self, array: str) -> bool:
+    def is_quantized(self, array: str) -> bool:
         """Whether an array is in 8 bits."""
-        return array in self._coded
+        return array in self._quantized
 
     def runs_on(self, count: int) -> bool:
         """Whether a run may go on behind an extent of `count` elements: if no padding has a scale
         together with any of them, and the device does not end a run with each tensor."""
         if self._device.ends_runs:
             return count % self.line == 0
-        return not (self._coded and count % GROUP)
+        return not (self._quantized and count % GROUP)
 
     @property
     def compares(self) -> bool:
@@ -171,8 +171,8 @@ class Segment:
     def _allocate(self, arrays: Mapping[str, float | None]) -> None:
         """Allocate arrays, each filled with its value unless that is None."""
         missing = list(arrays)
-        device, coded = self._device, list(self._coded)
-        skews = {name: (1 + k) * device.stripe_skew for k, name in enumerate(coded)}
+        device, quantized = self._device, list(self._quantized)
+        skews = {name: (1 + k) * device.stripe_skew for k, name in enumerate(quantized)}
         try:
             for channel, arenas in enumerate(self._arenas):
                 for name, value in arrays.items():
@@ -184,7 +184,7 @@ class Segment:
                         align=device.stripe_align,
                         offset=skews.get(name, 0) % device.stripe_align,
                     )
-                    if value is not None and name in self._coded:
+                    if value is not None and name in self._quantized:
                         self._fill_blocks(arenas[name], self.filling(name, value))
                     elif value is not None:
                         arenas[name].fill(element(value, arenas[name].dtype))
@@ -194,12 +194,12 @@ class Segment:
 
     def filling(self, array: str, value: float) -> NDArray[Any]:
         """Return a part of an array whose elements have a value; repeated, it is all of it."""
-        if array not in self._coded:
+        if array not in self._quantized:
             dtype = self.dtype_of(array)
             return np.full(FILLED_BYTES // dtype.itemsize, element(value, dtype), dtype)
         assert self._layout is not None, "there are arrays in 8 bits"
         values = np.full(self._layout.elements, value, np.float32)
-        codes = blockwise.quantize(values, signed=SIGNED[self._coded[array]])
+        codes = blockwise.quantize(values, signed=SIGNED[self._quantized[array]])
         block = blockwise.pack(codes, self._layout)
         return np.tile(block, max(1, FILLED_BYTES // block.size))
 
@@ -446,10 +446,10 @@ class Placement:
         *,
         line: int = LINE_ELEMENTS,
         dtypes: Mapping[str, np.dtype] = MappingProxyType({}),
-        coded: Mapping[str, str] = MappingProxyType({}),
+        quantized: Mapping[str, str] = MappingProxyType({}),
     ) -> list[Extent]:
         """Make a segment of `arrays`, filled with their values, with an extent for each count
-        that starts on a multiple of `line` elements; `dtypes` and `coded` as of `Segment`.
+        that starts on a multiple of `line` elements; `dtypes` and `quantized` as of `Segment`.
 
         Raises
         ------
@@ -459,7 +459,7 @@ class Placement:
         if any(count < 0 for count in counts):
             raise ArgumentError(f"counts must not be negative, not {list(counts)}")
         size = sum(padded(count, line) for count in counts)
-        segment = Segment(self.device, size, line, dtypes, coded)
+        segment = Segment(self.device, size, line, dtypes, quantized)
         return self.place_in(segment, counts, arrays)
 
     def place_in(

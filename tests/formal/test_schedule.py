@@ -64,7 +64,7 @@ class CreditProperties(Component):
 class SchedulePages(Component):
     """Bursts of the real size never cross a page, nor the longest burst, and are never empty."""
 
-    def __init__(self, beat_bytes: int, burst_beats: int, coded: tuple[int, ...] = ()) -> None:
+    def __init__(self, beat_bytes: int, burst_beats: int, quantized: tuple[int, ...] = ()) -> None:
         self.beat_bytes = beat_bytes
         self.dut = BlockSchedule(
             streams=4,
@@ -72,7 +72,7 @@ class SchedulePages(Component):
             beat_bytes=beat_bytes,
             block_beats=4 * burst_beats,
             burst_beats=burst_beats,
-            coded=coded,
+            quantized=quantized,
         )
         super().__init__(
             {
@@ -184,12 +184,12 @@ def test_credits_are_those_of_plain_counters(initial, own):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("coded", [(), (2, 3)])
+@pytest.mark.parametrize("quantized", [(), (2, 3)])
 @pytest.mark.parametrize(("beat_bytes", "burst_beats"), [(64, 64), (4, 256), (16, 16)])
-def test_schedule_never_crosses_a_page(beat_bytes, burst_beats, coded):
+def test_schedule_never_crosses_a_page(beat_bytes, burst_beats, quantized):
     """By induction: for arrays of any length."""
-    dut = SchedulePages(beat_bytes, burst_beats, coded)
-    name = f"pages{beat_bytes}" + "".join(f"_coded{stream}" for stream in coded)
+    dut = SchedulePages(beat_bytes, burst_beats, quantized)
+    name = f"pages{beat_bytes}" + "".join(f"_quantized{stream}" for stream in quantized)
     assert prove(dut, name, "prove", depth=3).statements >= 5
 
 

@@ -140,8 +140,8 @@ def blockwise_device(channels: int) -> Device:
 def placed(device: Device, arrays: dict[str, float], **more: object) -> tuple[Placement, list]:
     """Parameters of `SIZES` with their states in 8 bits."""
     placement = Placement(device)
-    coded = {"m": "dynamic8", "v": "dynamic8u"}
-    return placement, placement.place(SIZES, arrays, line=512, coded=coded, **more)
+    quantized = {"m": "dynamic8", "v": "dynamic8u"}
+    return placement, placement.place(SIZES, arrays, line=512, quantized=quantized, **more)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 4])
@@ -229,7 +229,10 @@ def test_on_a_dimm_arrays_begin_in_one_bank_and_those_in_8_bits_apart():
     """16 banks of x8 parts, a beat in each."""
     with nearstep.open("golden:axdimm?channels=2&state_format=dynamic8") as device:
         segment = Segment(
-            device, 10 * 4096, 4096, coded={"m": "dynamic8", "v": "dynamic8u", "v_max": "dynamic8u"}
+            device,
+            10 * 4096,
+            4096,
+            quantized={"m": "dynamic8", "v": "dynamic8u", "v_max": "dynamic8u"},
         )
         segment.reserve({"p": 0.0, "g": 0.0, "v": 0.0})
         segment.reserve({"m": 0.0, "v_max": 0.0})

@@ -28,7 +28,7 @@ TENSORS: Mapping[str, torch.dtype] = MappingProxyType(
 """Dtype of a tensor of each format; formats in 8 bits have scales beside it."""
 
 
-class Coded(NamedTuple):
+class Quantized(NamedTuple):
     """A moment in 8 bits.
 
     Attributes
@@ -41,29 +41,29 @@ class Coded(NamedTuple):
     scales: Tensor
 
 
-def encoded(value: Tensor, form: str) -> Coded:
+def quantize(value: Tensor, form: str) -> Quantized:
     """A floating-point tensor in 8 bits, on the host."""
     codes, scales = blockwise.quantize(convert.to_float32(value), signed=SIGNED[form])
-    return Coded(torch.from_numpy(codes).view(value.shape), torch.from_numpy(scales))
+    return Quantized(torch.from_numpy(codes).view(value.shape), torch.from_numpy(scales))
 
 
-def decoded(value: Coded, form: str) -> Tensor:
+def dequantize(value: Quantized, form: str) -> Tensor:
     """Back to float32, on the host."""
     array = blockwise.dequantize(flat_arrays(value), signed=SIGNED[form])
     return torch.from_numpy(array).view(value.codes.shape)
 
 
-def flat_arrays(value: Coded) -> Blockwise:
+def flat_arrays(value: Quantized) -> Blockwise:
     """The same as flat arrays."""
     codes = value.codes.detach().cpu().contiguous().reshape(-1)
     scales = value.scales.detach().cpu().contiguous()
     return Blockwise(codes.numpy(), scales.numpy())
 
 
-def tensors(found: Blockwise, parameter: Tensor) -> Coded:
+def tensors(found: Blockwise, parameter: Tensor) -> Quantized:
     """Flat arrays as tensors, where the parameter is."""
     scales = torch.from_numpy(found.scales).to(parameter.device)
-    return Coded(convert.to_tensor(found.codes, parameter), scales)
+    return Quantized(convert.to_tensor(found.codes, parameter), scales)
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class Formats:
     @classmethod
     def of_tensors(cls, state: Mapping[str, str]) -> Self:
         """Those of a parameter, and of its state, that are updated where they are."""
-        coded = any(form in SIGNED for form in state.values())
-        blocks = BlockLayout(blockwise.GROUP, 4) if coded else None
+        quantized = any(form in SIGNED for form in state.values())
+        blocks = BlockLayout(blockwise.GROUP, 4) if quantized else None
         return cls((), (), state, blocks)
 
     def gradient_of(self, dtype: torch.dtype) -> str:
@@ -133,7 +133,7 @@ class Formats:
         return {array: DTYPES[form] for array, form in self.state.items()}
 
     @property
-    def coded(self) -> Mapping[str, str]:
+    def quantized(self) -> Mapping[str, str]:
         """Those of states in 8 bits."""
         return {array: form for array, form in self.state.items() if form in SIGNED}
 

@@ -19,7 +19,7 @@ from nearstep.torch import convert
 from nearstep.torch.checks import check_gradient, label
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.flat_bucket import is_count
-from nearstep.torch.formats import TENSORS, Coded, Formats, decoded, encoded
+from nearstep.torch.formats import TENSORS, Formats, Quantized, dequantize, quantize
 from nearstep.torch.homes.host import GRADIENT, HostHome, HostUpdate
 from nearstep.torch.layout import Layout
 from nearstep.torch.rule import BoundRule, Phase
@@ -59,8 +59,8 @@ class HostTable(StateTable):
         self.settings = settings
         self.rule = rule
         self._own = {k: v for e in rule.definition.all_forms for k, v in e.rule.formats.items()}
-        coded = self._formats(torch.float32).coded
-        self.layout = layout = rule.layout = rule.layout.on(coded)
+        quantized = self._formats(torch.float32).quantized
+        self.layout = layout = rule.layout = rule.layout.on(quantized)
         self.traffic = Traffic()
         self.parameters = {}
         self.interrupted = None
@@ -103,7 +103,7 @@ class HostTable(StateTable):
         state = {"p": own.get("p", convert.NAMES[parameter])}
         for key, array in moments.items():
             if dtype is torch.uint8:
-                wanted = self.rule.layout.coded[key]
+                wanted = self.rule.layout.quantized[key]
             else:
                 wanted = convert.NAMES[parameter if dtype is None else dtype]
             state[array] = own.get(array, "fp32") if own else wanted
@@ -161,13 +161,15 @@ class HostTable(StateTable):
             if found.step is not None:
                 state["step"].copy_(found.step)
             for key, value in found.moments.items():
-                form, scales = self.layout.coded[key], self.layout.scales.get(key)
+                form, scales = self.layout.quantized[key], self.layout.scales.get(key)
                 if scales is not None:
-                    coded = value if isinstance(value, Coded) else encoded(value, form)
-                    state[scales].copy_(coded.scales)
-                    state[key].copy_(coded.codes)
+                    quantized = value if isinstance(value, Quantized) else quantize(value, form)
+                    state[scales].copy_(quantized.scales)
+                    state[key].copy_(quantized.codes)
                 else:
-                    state[key].copy_(decoded(value, form) if isinstance(value, Coded) else value)
+                    state[key].copy_(
+                        dequantize(value, form) if isinstance(value, Quantized) else value
+                    )
             owner.state[parameter] = {**state, **found.others}
 
     def reset(self) -> None:

@@ -21,14 +21,14 @@ class Layout:
     moments : array of each tensor that stays on the device, by key.
     optional : those of them that may be missing, or None: there only once an option has asked for
         them.
-    coded : format of moments that are in 8 bits somewhere, by key.
+    quantized : format of moments that are in 8 bits somewhere, by key.
     scales : of moments that are in 8 bits on the device: key of their scales, by that of the codes.
     """
 
     counts: bool
     moments: Mapping[str, str]
     optional: frozenset[str] = frozenset()
-    coded: Mapping[str, str] = field(default_factory=dict)
+    quantized: Mapping[str, str] = field(default_factory=dict)
     scales: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -39,7 +39,7 @@ class Layout:
             counts=optimizer.counts,
             moments=moments,
             optional=optimizer.optional,
-            coded={key: _coded(optimizer, array) for key, array in moments.items()},
+            quantized={key: _quantized(optimizer, array) for key, array in moments.items()},
         )
 
     def on(self, formats: Mapping[str, str]) -> Layout:
@@ -75,7 +75,7 @@ def scales_of(key: str) -> str:
     return f"{key}_scale"
 
 
-def _coded(optimizer: Optimizer, array: str) -> str:
+def _quantized(optimizer: Optimizer, array: str) -> str:
     """Format of a state where it is in 8 bits."""
     for form in optimizer.all_forms:
         named = form.rule.formats.get(array, "")

@@ -21,10 +21,10 @@ from nearstep.torch.dtensor import local
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.exchange import SMALL_ELEMENTS, Results, Sending, Sends, Target, send_now
 from nearstep.torch.formats import (
-    Coded,
     Formats,
+    Quantized,
     copy_array,
-    decoded,
+    dequantize,
     flat_arrays,
     gradient_array,
     tensors,
@@ -169,17 +169,17 @@ class DeviceParameter:
         found = tensors(self._formats.unpack(array), self.parameter)
         return {key: found.codes, scales: found.scales}
 
-    def send(self, key: str, value: Tensor | Coded) -> None:
+    def send(self, key: str, value: Tensor | Quantized) -> None:
         """Write `value` to the moment `key`; 8-bit codes unchanged if the device keeps codes."""
         self.is_new = False
         name = self.layout.moments[key]
         self.extent.segment.reserve({name: 0.0})
         array: NDArray[Any]
-        if isinstance(value, Coded) and key in self.layout.scales:
+        if isinstance(value, Quantized) and key in self.layout.scales:
             array = self._formats.pack(flat_arrays(value))
         else:
-            if isinstance(value, Coded):
-                value = decoded(value, self.layout.coded[key])
+            if isinstance(value, Quantized):
+                value = dequantize(value, self.layout.quantized[key])
             array = self._formats.encode(name, convert.to_float32(value))
         self.extent.write(name, array)
         self._traffic.moments_down += array.nbytes

@@ -20,7 +20,7 @@ from nearstep.torch.convert import fingerprint
 from nearstep.torch.dtensor import same_placements, sharding
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import HyperparameterError, StateError
-from nearstep.torch.formats import Coded, encoded
+from nearstep.torch.formats import Quantized, quantize
 from nearstep.torch.layout import Layout, scales_of
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.updater.checks import STEPS
@@ -159,7 +159,7 @@ class ParameterState(dict[str, Any]):
                     kept = store.fetch(key)
                     parts = {k: kept[k] if v is _ON_DEVICE else v for k, v in parts.items()}
                 first, *scales = parts.values()
-                store.send(key, Coded(first, *scales) if scales else first)
+                store.send(key, Quantized(first, *scales) if scales else first)
             dict.update(self, dict.fromkeys(parts, _ON_DEVICE))
         self._fetched.clear()
 
@@ -265,7 +265,7 @@ class ParameterState(dict[str, Any]):
         self._fetched.pop(key, None)
         if isinstance(value, Tensor) and value.is_floating_point():
             wide = check_moment(store.label, parameter, key, value)
-            value, scales = encoded(wide, layout.coded[key])
+            value, scales = quantize(wide, layout.quantized[key])
             self._fetched.pop(layout.scales[key], None)
             super().__setitem__(layout.scales[key], scales)
         return check_moment(store.label, parameter, key, value, torch.uint8)
@@ -426,7 +426,7 @@ class SavedState:
     """
 
     step: Tensor | None
-    moments: Mapping[str, Tensor | Coded]
+    moments: Mapping[str, Tensor | Quantized]
     master: Tensor | None
     others: Mapping[str, Any]
 
@@ -459,7 +459,7 @@ class SavedState:
         return cls(step=step, moments=moments, master=master, others=values)
 
 
-def _moment(label: str, parameter: Tensor, key: str, values: dict[str, Any]) -> Tensor | Coded:
+def _moment(label: str, parameter: Tensor, key: str, values: dict[str, Any]) -> Tensor | Quantized:
     """Remove a moment from `values` and return it: a tensor, or codes and scales.
 
     Raises
@@ -473,7 +473,7 @@ def _moment(label: str, parameter: Tensor, key: str, values: dict[str, Any]) -> 
             raise StateError(label, f"have {scales!r} with {key!r} of torch.uint8", found)
         return check_moment(label, parameter, key, value)
     codes = check_moment(label, parameter, key, value, torch.uint8)
-    return Coded(codes, check_scales(label, parameter, scales, values.pop(scales)))
+    return Quantized(codes, check_scales(label, parameter, scales, values.pop(scales)))
 
 
 def count(label: str, step: object) -> int:

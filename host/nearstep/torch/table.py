@@ -175,7 +175,7 @@ class StateTable:
             {"p": 0.0},
             line=formats.line(narrow=False),
             dtypes=formats.dtypes,
-            coded=formats.coded,
+            quantized=formats.quantized,
         )
         return DeviceParameter(
             parameter, name, extent, self.layout, self.traffic, formats, narrow=False

@@ -28,7 +28,7 @@ class BlockSchedule(wiring.Component):
     beat_bytes, block_beats, burst_beats : powers of two; a burst is at most a page.
     optional : arrays can be omitted.
     narrow : numbers of the arrays that can have elements of half the width.
-    coded : numbers of the arrays in 8 bits, with scales, see `nearstep_spec.blockwise`.
+    quantized : numbers of the arrays in 8 bits, with scales, see `nearstep_spec.blockwise`.
     number_width : bits of a beat's number; None: as many as memory needs. More if arrays of narrow
         elements can have more elements than an array of full width.
 
@@ -57,7 +57,7 @@ class BlockSchedule(wiring.Component):
         burst_beats: int,
         optional: bool = False,
         narrow: Sequence[int] = (),
-        coded: Sequence[int] = (),
+        quantized: Sequence[int] = (),
         number_width: int | None = None,
     ) -> None:
         if burst_beats > MAX_BURST_BEATS or burst_beats * beat_bytes > PAGE_BYTES:
@@ -68,7 +68,7 @@ class BlockSchedule(wiring.Component):
         self.streams = streams
         self.optional = optional
         self.narrow = tuple(narrow)
-        self.coded = tuple(coded)
+        self.quantized = tuple(quantized)
         self.block_beats = block_beats
         self.burst_beats = burst_beats
         self.offset_bits = exact_log2(beat_bytes)
@@ -147,9 +147,9 @@ class BlockSchedule(wiring.Component):
                             address.eq(bases[stream_index] + (offset >> 1)),
                             left.eq((Mux(last_block, ahead, self.block_beats) + 1) >> 1),
                         ]
-                if self.coded:
+                if self.quantized:
                     block = offset >> exact_log2(self.block_beats)
-                    with m.If(Cat(stream_index == n for n in self.coded).any()):
+                    with m.If(Cat(stream_index == n for n in self.quantized).any()):
                         m.d.sync += [
                             address.eq(bases[stream_index] + (offset >> 2) + block),
                             left.eq(((Mux(last_block, ahead, self.block_beats) + 3) >> 2) + 1),

@@ -24,7 +24,7 @@ class WriteData(wiring.Component):
     beat_bytes : bytes of a beat.
     bursts_ahead : depth of the queue of bursts, a power of two.
     own : streams with a tail of their own.
-    coded : streams of `own` in 8 bits.
+    quantized : streams of `own` in 8 bits.
 
     Members
     -------
@@ -32,7 +32,7 @@ class WriteData(wiring.Component):
     data : the beats of each stream; valid no later than their burst.
     i_tail : WSTRB of the last beat of each stream but those of `own`; all other beats are written
         in full.
-    i_tail_own, i_tail_coded : the same for streams of `own`, and of `coded`. If not empty.
+    i_tail_own, i_tail_quantized : the same for streams of `own`, and of `quantized`. If not empty.
     o : channel W.
     i_clear : clears all state; only when no burst is left to send.
     """
@@ -45,11 +45,11 @@ class WriteData(wiring.Component):
         beat_bytes: int,
         bursts_ahead: int,
         own: Sequence[int] = (),
-        coded: Sequence[int] = (),
+        quantized: Sequence[int] = (),
     ) -> None:
         self.layout = layout
         self.own = tuple(own)
-        self.coded = tuple(coded)
+        self.quantized = tuple(quantized)
         self.bursts_ahead = bursts_ahead
         super().__init__(
             {
@@ -57,7 +57,7 @@ class WriteData(wiring.Component):
                 "data": In(stream.Signature(8 * beat_bytes)).array(streams),
                 "i_tail": In(beat_bytes),
                 **({"i_tail_own": In(beat_bytes)} if self.own else {}),
-                **({"i_tail_coded": In(beat_bytes)} if self.coded else {}),
+                **({"i_tail_quantized": In(beat_bytes)} if self.quantized else {}),
                 "o": Out(stream.Signature(WriteDataLayout(data_width=8 * beat_bytes))),
                 "i_clear": In(1),
             }
@@ -97,7 +97,9 @@ class WriteData(wiring.Component):
                 m.d.sync += beat.strb.eq(self.i_tail)
                 for number in self.own:
                     with m.If(burst.stream == number):
-                        tail = self.i_tail_coded if number in self.coded else self.i_tail_own
+                        tail = (
+                            self.i_tail_quantized if number in self.quantized else self.i_tail_own
+                        )
                         m.d.sync += beat.strb.eq(tail)
         with m.Elif(self.o.ready):
             m.d.sync += self.o.valid.eq(0)

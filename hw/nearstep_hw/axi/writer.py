@@ -32,7 +32,7 @@ class WriteMover(wiring.Component):
     buffer_beats : most buffered beats of a stream.
     bursts_ahead : most outstanding bursts of a stream, a power of two.
     own : streams with a credit and a tail of their own.
-    coded : streams of `own` in 8 bits.
+    quantized : streams of `own` in 8 bits.
     cut : registers in the decision to take a burst and after B, a cycle of latency each.
 
     Members
@@ -44,7 +44,7 @@ class WriteMover(wiring.Component):
     i_credit_own : a bit for each of `own`, in order: the same for this stream. If `own` is not
         empty.
     i_tail : WSTRB of the last beat of each stream but those of `own`.
-    i_tail_own, i_tail_coded : the same for streams of `own`, and of `coded`. If not empty.
+    i_tail_own, i_tail_quantized : the same for streams of `own`, and of `quantized`. If not empty.
     o_block_done : a bit for each stream: a block is written and acknowledged.
     fault : a burst got a response other than OKAY; with the burst's address.
     i_stop : takes no burst; issued bursts complete.
@@ -62,7 +62,7 @@ class WriteMover(wiring.Component):
         buffer_beats: int,
         bursts_ahead: int,
         own: Sequence[int] = (),
-        coded: Sequence[int] = (),
+        quantized: Sequence[int] = (),
         cut: bool = False,
     ) -> None:
         self.cut = cut
@@ -73,7 +73,7 @@ class WriteMover(wiring.Component):
         self.buffer_beats = buffer_beats
         self.bursts_ahead = bursts_ahead
         self.own = tuple(own)
-        self.coded = tuple(coded)
+        self.quantized = tuple(quantized)
         self.layout = BurstLayout(
             streams=streams, address_width=address_width, burst_beats=burst_beats
         )
@@ -95,7 +95,7 @@ class WriteMover(wiring.Component):
                     if self.own
                     else {}
                 ),
-                **({"i_tail_coded": In(beat_bytes)} if self.coded else {}),
+                **({"i_tail_quantized": In(beat_bytes)} if self.quantized else {}),
                 "o_block_done": Out(streams),
                 "fault": Out(BusFaultSignature(streams=streams, address_width=address_width)),
                 "i_stop": In(1),
@@ -119,10 +119,10 @@ class WriteMover(wiring.Component):
             beat_bytes=self.beat_bytes,
             bursts_ahead=self.bursts_ahead,
             own=self.own,
-            coded=self.coded,
+            quantized=self.quantized,
         )
-        if self.coded:
-            m.d.comb += w.i_tail_coded.eq(self.i_tail_coded)
+        if self.quantized:
+            m.d.comb += w.i_tail_quantized.eq(self.i_tail_quantized)
         if self.own:
             m.d.comb += [
                 ready_beats.i_credit_own.eq(self.i_credit_own),

@@ -13,7 +13,7 @@ from nearstep_hw.fp.result import FpResult
 from nearstep_spec.errors import NearstepError
 from nearstep_spec.fp import BF16, FP16, FP32, FpFormat
 
-__all__ = ["MAX_DEPTH", "OPERATIONS", "DepthError", "FpUnit", "Operation", "arithmetic"]
+__all__ = ["MAX_DEPTH", "OPERATIONS", "DepthError", "FpOperation", "FpUnit", "arithmetic"]
 
 MAX_DEPTH = 256
 """Greatest latency of a unit, cycles."""
@@ -29,7 +29,7 @@ class DepthError(NearstepError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
+class FpOperation:
     """An operation on given formats.
 
     Attributes
@@ -51,7 +51,7 @@ class Operation:
     build: Callable[..., FpResult]
 
 
-def arithmetic(kind: str, fmt: FpFormat) -> Operation:
+def arithmetic(kind: str, fmt: FpFormat) -> FpOperation:
     """Return the operation `kind` (any but `convert`) within one format."""
 
     def build(pipe: Pipeline, *operands: Staged, depth: int, flags: bool) -> FpResult:
@@ -66,7 +66,7 @@ def arithmetic(kind: str, fmt: FpFormat) -> Operation:
         "div": (div.div, 2, div.default_depth(fmt)),
         "sqrt": (sqrt.sqrt, 1, sqrt.default_depth(fmt)),
     }[kind]
-    return Operation(
+    return FpOperation(
         name=f"{fmt.name}_{kind}",
         kind=kind,
         source=fmt,
@@ -77,13 +77,13 @@ def arithmetic(kind: str, fmt: FpFormat) -> Operation:
     )
 
 
-def conversion(source: FpFormat, target: FpFormat) -> Operation:
+def conversion(source: FpFormat, target: FpFormat) -> FpOperation:
     """Return the conversion from `source` to `target`."""
 
     def build(pipe: Pipeline, a: Staged, *, depth: int, flags: bool) -> FpResult:
         return convert.convert(pipe, source, target, a, depth=depth, flags=flags)
 
-    return Operation(
+    return FpOperation(
         name=f"{source.name}_to_{target.name}",
         kind="convert",
         source=source,
@@ -140,7 +140,7 @@ class FpUnit(wiring.Component):
 
     def __init__(
         self,
-        operation: str | Operation,
+        operation: str | FpOperation,
         *,
         depth: int | None = None,
         flags: bool = True,

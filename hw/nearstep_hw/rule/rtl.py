@@ -12,7 +12,7 @@ from nearstep_hw.fp.pipeline import Pipeline, Staged
 from nearstep_hw.rule.schedule import Schedule
 from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_spec.fp import FP32
-from nearstep_spec.rule.program import Operation
+from nearstep_spec.rule.program import RuleOperation
 from nearstep_spec.rule.rule import Rule
 
 __all__ = ["DEFAULT_DEPTHS", "FunctionalUnit", "unit_ports"]
@@ -133,7 +133,7 @@ class _Compiler:
         self.depths = unit.depths
         self._moved: dict[tuple[int, int], Staged] = {}
 
-    def compile(self, index: int, each: Operation, operands: list[Staged]) -> Staged:
+    def compile(self, index: int, each: RuleOperation, operands: list[Staged]) -> Staged:
         if each.op == "array":
             return self._input(each.name, self.start[index] or 0)
         if each.op in ("scalar", "switch"):

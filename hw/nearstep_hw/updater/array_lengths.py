@@ -84,8 +84,9 @@ class ArrayLengths(wiring.Component):
             count = self.i_count[: self.count_width]
             codes = (count + (config.beat_bytes - 1)) & ~(config.beat_bytes - 1)
             blocks = (count + (block.elements - 1)) >> exact_log2(block.elements)
-            length["count", CODE_BYTES] = coded = Signal(self.length_width, name="count_coded")
-            m.d.sync += coded.eq(codes + blocks * block.scale_bytes)
+            nbytes = Signal(self.length_width, name="count_quantized")
+            length["count", CODE_BYTES] = nbytes
+            m.d.sync += nbytes.eq(codes + blocks * block.scale_bytes)
         narrow = self.i_narrow if config.mixed else Const(0, 1)
         paired = self.i_paired if config.compression else Const(0, 1)
 

@@ -544,9 +544,9 @@ class KernelCore(wiring.Component):
                     for number in range(2 * self.config.lanes)
                 )
             )
-        if store.coded:
+        if store.quantized:
             codes = bank.o_count[: lane_bits + 2]  # in the last beat, 0 for all
-            m.d.comb += store.i_coded_tail.eq(
+            m.d.comb += store.i_quantized_tail.eq(
                 Cat((number < codes) | (codes == 0) for number in range(self.config.beat_bytes))
             )
         rule = update_rule(self.config)

@@ -42,8 +42,8 @@ class LoadPath(WindowedRead):
         table = operands(config)
         arrays = [table[name] for name in config.arrays]
         self.narrow = {i: each for i, each in enumerate(arrays) if each.has_16_bits}
-        self.coded = {i: each for i, each in enumerate(arrays) if each.has_8_bits}
-        self.own = (*self.narrow, *self.coded)
+        self.quantized = {i: each for i, each in enumerate(arrays) if each.has_8_bits}
+        self.own = (*self.narrow, *self.quantized)
         width = beat_number_width(config)
         super().__init__(
             config,
@@ -58,7 +58,7 @@ class LoadPath(WindowedRead):
             block_beats=config.block_beats,
             optional=config.selective,
             narrow=tuple(self.narrow),
-            coded=tuple(self.coded),
+            quantized=tuple(self.quantized),
             number_width=width,
         )
 
@@ -85,8 +85,8 @@ class LoadPath(WindowedRead):
                 number = list(self.narrow).index(index)
                 form = self._widen(m, self.narrow[index], fifo, beats)
                 m.d.comb += schedule.i_narrow[number].eq(form != GradientFormat.FP32)
-            elif index in self.coded:
-                self._dequantize(m, self.coded[index], fifo, beats)
+            elif index in self.quantized:
+                self._dequantize(m, self.quantized[index], fifo, beats)
             else:
                 wiring.connect(m, fifo.o, beats)
             if index in self.own:

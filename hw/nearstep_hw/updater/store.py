@@ -39,7 +39,7 @@ class StorePath(WindowedWrite):
     i_tail : byte strobes of the last beat of arrays of binary32.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs
         have all.
-    i_narrow_tail, i_coded_tail : the same for elements of 16 bits, and a bit for each code of 8
+    i_narrow_tail, i_quantized_tail : the same for elements of 16 bits, and a bit for each code of 8
         bits. If there are any.
     i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
     i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`;
@@ -57,8 +57,8 @@ class StorePath(WindowedWrite):
         table = operands(config)
         self.operands = [table[name] for name in self.streams]
         self.narrow = tuple(i for i, each in enumerate(self.operands) if each.has_16_bits)
-        self.coded = tuple(i for i, each in enumerate(self.operands) if each.has_8_bits)
-        self.own = (*self.narrow, *self.coded)
+        self.quantized = tuple(i for i, each in enumerate(self.operands) if each.has_8_bits)
+        self.own = (*self.narrow, *self.quantized)
         self.stochastic = config.stochastic if config.stochastic_rounding else ()
         random = {
             "i_seed": In(WORD_BITS),
@@ -77,7 +77,7 @@ class StorePath(WindowedWrite):
                 "i_tail": In(config.beat_bytes),
                 **({"i_use": In(len(self.streams))} if optional else {}),
                 **({"i_narrow_tail": In(config.beat_bytes)} if self.narrow else {}),
-                **({"i_coded_tail": In(config.beat_bytes)} if self.coded else {}),
+                **({"i_quantized_tail": In(config.beat_bytes)} if self.quantized else {}),
                 **({"i_copy_format": In(COPY_FORMAT_WIDTH)} if self.copies else {}),
                 **(random if self.stochastic else {}),
                 **{f"i_{name}": In(stream.Signature(config.data_width)) for name in config.states},
@@ -87,7 +87,7 @@ class StorePath(WindowedWrite):
             block_beats=config.block_beats,
             optional=optional,
             narrow=self.narrow,
-            coded=self.coded,
+            quantized=self.quantized,
             number_width=width,
         )
 
@@ -100,7 +100,7 @@ class StorePath(WindowedWrite):
             buffer_beats=config.fifo_beats + 1,  # the FIFO's memory and its output register
             bursts_ahead=self.bursts_ahead,
             own=self.own,
-            coded=self.coded,
+            quantized=self.quantized,
         )
         use = {"i_use": self.i_use} if schedule.optional else {}
         begin = use | {"i_start": self.i_launch, "i_beats": self.i_beats}
@@ -109,8 +109,8 @@ class StorePath(WindowedWrite):
         if self.narrow:
             m.d.comb += schedule.i_narrow.eq(~0)
             m.d.comb += mover.i_tail_own.eq(self.i_narrow_tail)
-        if self.coded:
-            m.d.comb += mover.i_tail_coded.eq(self.i_coded_tail)
+        if self.quantized:
+            m.d.comb += mover.i_tail_quantized.eq(self.i_quantized_tail)
         entries = {}
         for index, (operand, sink) in enumerate(zip(self.operands, mover.data, strict=True)):
             name = operand.name

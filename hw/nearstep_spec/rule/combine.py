@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.expr import Condition, Expression, Value, select
-from nearstep_spec.rule.program import ARITHMETIC, Operation, Program
+from nearstep_spec.rule.program import ARITHMETIC, Program, RuleOperation
 from nearstep_spec.rule.rule import Rule
 
 __all__ = ["combine", "selector"]
@@ -320,7 +320,7 @@ class _Builder:
         for number, index in slot.uses.items():
             self.values[number][index] = result
 
-    def _operands(self, number: int, kind: str, each: Operation) -> list[Expression]:
+    def _operands(self, number: int, kind: str, each: RuleOperation) -> list[Expression]:
         given = [self.value(number, k) for k in each.operands]
         if each.op == "sub":
             given[1] = Value("neg", given[1])

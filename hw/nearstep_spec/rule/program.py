@@ -13,7 +13,7 @@ import numpy as np
 from nearstep_spec.rule.errors import Location, RuleCycleError, RuleTypeError, UnknownNameError
 from nearstep_spec.rule.expr import Expression, float32_bits
 
-__all__ = ["ARITHMETIC", "OPERATIONS", "Operation", "Program"]
+__all__ = ["ARITHMETIC", "OPERATIONS", "Program", "RuleOperation"]
 
 #: Operations that round, each on an arithmetic unit in hardware.
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "fma", "sqrt"})
@@ -54,7 +54,7 @@ _QUIET_NAN = 0x7FC0_0000
 
 
 @dataclass(frozen=True)
-class Operation:
+class RuleOperation:
     """One operation of a program.
 
     Attributes
@@ -106,7 +106,7 @@ class Program:
                 pending.extend(builder.operations[index].operands)
         renumbered = {old: new for new, old in enumerate(sorted(live))}
         self.operations = tuple(
-            Operation(
+            RuleOperation(
                 each.op,
                 tuple(renumbered[operand] for operand in each.operands),
                 each.name,
@@ -138,7 +138,7 @@ class _Builder:
 
     def __init__(self, results: Mapping[str, Expression]) -> None:
         self.results = results
-        self.operations: list[Operation] = []
+        self.operations: list[RuleOperation] = []
         self._by_key: dict[tuple[str, tuple[int, ...], str, int], int] = {}
         self._done: dict[int, int] = {}
 
@@ -197,7 +197,7 @@ class _Builder:
         key = (op, ordered, name, bits)
         if key not in self._by_key:
             self._by_key[key] = len(self.operations)
-            self.operations.append(Operation(op, operands, name, bits, location))
+            self.operations.append(RuleOperation(op, operands, name, bits, location))
         return self._by_key[key]
 
     def _identity(self, op: str, operands: tuple[int, ...]) -> int | None:

@@ -8,7 +8,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.fp.pipeline import DSP48E2
-from nearstep_hw.fp.unit import FpUnit, Operation
+from nearstep_hw.fp.unit import FpOperation, FpUnit
 
 __all__ = ["FpBank", "Variant"]
 
@@ -19,7 +19,7 @@ class Variant:
     and the multiplier, see `Pipeline`.
     """
 
-    operation: Operation
+    operation: FpOperation
     depth: int | None = None
     flags: bool = True
     multiplier: tuple[int, int] = DSP48E2

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.fp.unit import Operation
+from nearstep_hw.fp.unit import FpOperation
 from nearstep_sim.golden import fp
 from nearstep_spec.fp import FpFormat
 
@@ -145,7 +145,7 @@ def close(fmt: FpFormat, rng: np.random.Generator, x: Bits) -> Bits:
     return (np.clip(moved, 0, fmt.sign_bit - 1) | sign).astype(np.uint32)
 
 
-def vectors(operation: Operation, count: int, seed: int) -> list[Bits]:
+def vectors(operation: FpOperation, count: int, seed: int) -> list[Bits]:
     """Return about `count` operand tuples for an operation, of all relevant kinds, shuffled.
 
     Returns
@@ -169,12 +169,12 @@ def _mixed(fmt: FpFormat, rng: np.random.Generator, count: int) -> Bits:
     return np.where(pick, _biased(fmt, rng, count), uniform(fmt, 1, rng, count)[0])
 
 
-def _for_add(operation: Operation, rng: np.random.Generator, count: int) -> list[Bits]:
+def _for_add(operation: FpOperation, rng: np.random.Generator, count: int) -> list[Bits]:
     x = _mixed(operation.source, rng, count)
     return [x, close(operation.source, rng, x)]
 
 
-def _for_mul(operation: Operation, rng: np.random.Generator, count: int) -> list[Bits]:
+def _for_mul(operation: FpOperation, rng: np.random.Generator, count: int) -> list[Bits]:
     """Products around the least normal and subnormal numbers and around overflow."""
     fmt = operation.source
     x = _mixed(fmt, rng, count)
@@ -188,7 +188,7 @@ def _for_mul(operation: Operation, rng: np.random.Generator, count: int) -> list
     return [x, _assemble(fmt, rng, partner, _runs(fmt, rng, count))]
 
 
-def _for_fma(operation: Operation, rng: np.random.Generator, count: int) -> list[Bits]:
+def _for_fma(operation: FpOperation, rng: np.random.Generator, count: int) -> list[Bits]:
     """Addends close to minus the rounded product; products near the ends of the range."""
     fmt = operation.source
     half = count // 2
@@ -201,7 +201,7 @@ def _for_fma(operation: Operation, rng: np.random.Generator, count: int) -> list
     return [x, y, np.where(rng.random(count) < 0.3, negated, partner)]
 
 
-def _for_div(operation: Operation, rng: np.random.Generator, count: int) -> list[Bits]:
+def _for_div(operation: FpOperation, rng: np.random.Generator, count: int) -> list[Bits]:
     """Return operands with quotients that are short, or near the ends of the range."""
     fmt = operation.source
     x, y = _for_mul(operation, rng, count)
@@ -209,7 +209,7 @@ def _for_div(operation: Operation, rng: np.random.Generator, count: int) -> list
     return [np.where(rng.random(count) < 0.5, product, x), y]
 
 
-def _for_sqrt(operation: Operation, rng: np.random.Generator, count: int) -> list[Bits]:
+def _for_sqrt(operation: FpOperation, rng: np.random.Generator, count: int) -> list[Bits]:
     """Return squares, and numbers within a few units in the last place of them."""
     fmt = operation.source
     x = _mixed(fmt, rng, count)
@@ -217,7 +217,7 @@ def _for_sqrt(operation: Operation, rng: np.random.Generator, count: int) -> lis
     return [np.clip(square, 0, fmt.infinity).astype(np.uint32)]
 
 
-def _for_convert(operation: Operation, rng: np.random.Generator, count: int) -> list[Bits]:
+def _for_convert(operation: FpOperation, rng: np.random.Generator, count: int) -> list[Bits]:
     """Numbers of the target format, the points halfway between them, and their neighbours."""
     source, target = operation.source, operation.target
     x = rng.integers(0, 1 << target.width, count, dtype=np.uint32)
@@ -227,7 +227,7 @@ def _for_convert(operation: Operation, rng: np.random.Generator, count: int) -> 
     return [(near & ((1 << source.width) - 1)).astype(np.uint32)]
 
 
-_TARGETED: dict[str, Callable[[Operation, np.random.Generator, int], list[Bits]]] = {
+_TARGETED: dict[str, Callable[[FpOperation, np.random.Generator, int], list[Bits]]] = {
     "add": _for_add,
     "sub": _for_add,
     "mul": _for_mul,

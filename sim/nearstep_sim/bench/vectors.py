@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw.fp.unit import Operation
+from nearstep_hw.fp.unit import FpOperation
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench import fp_bank
 from nearstep_sim.bench.fp_bank import FpBank, Variant
@@ -163,7 +163,7 @@ def _pointers(arrays: Sequence[NDArray[Any] | None]) -> ctypes.Array[ctypes.c_vo
     return (ctypes.c_void_p * len(pointers))(*pointers)
 
 
-def golden(operation: Operation, operands: Sequence[Bits]) -> tuple[Bits, NDArray[np.uint8]]:
+def golden(operation: FpOperation, operands: Sequence[Bits]) -> tuple[Bits, NDArray[np.uint8]]:
     """Return patterns and flags of the golden model."""
     if operation.kind == "convert":
         return fp.convert(operands[0], operation.source, operation.target)

@@ -424,7 +424,7 @@ class Program:
         self._unsaved.clear()
 
 
-Operation = tuple[str, tuple[Any, ...]]
+Action = tuple[str, tuple[Any, ...]]
 
 faults = st.none() | st.builds(
     Fault,
@@ -443,7 +443,7 @@ def homes(kind: str) -> st.SearchStrategy[Home]:
     return st.builds(Home, cards, st.sampled_from([512, 1024]))
 
 
-def operations(kind: str) -> st.SearchStrategy[Operation]:
+def operations(kind: str) -> st.SearchStrategy[Action]:
     return st.one_of(
         st.tuples(st.just("step"), st.tuples(st.integers(1, 7), seeds, faults)),
         st.tuples(st.just("step"), st.tuples(st.just(7), seeds, st.none())),
@@ -464,7 +464,7 @@ def operations(kind: str) -> st.SearchStrategy[Operation]:
 
 
 def run(
-    case: Case, home: Home, program: Sequence[Operation], folder: Path, point: FaultPoint
+    case: Case, home: Home, program: Sequence[Action], folder: Path, point: FaultPoint
 ) -> Program:
     """Run an episode in a folder, which is emptied."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from ...on_a_drive import on_a_drive
-from .programs import LARGE, Case, Fault, FaultPoint, Home, Operation, homes, operations, run
+from .programs import LARGE, Action, Case, Fault, FaultPoint, Home, homes, operations, run
 
 CARDS, HOST = Home(2, 512), Home(0, 512)
 CASES = {
@@ -58,7 +58,7 @@ def campaign(name: str, episodes: int, number: int, folder: Path, point: FaultPo
         max_examples=episodes, database=None, deadline=None, suppress_health_check=list(HealthCheck)
     )
     @given(homes(kind), st.lists(operations(kind), min_size=1, max_size=14))
-    def episode(home: Home, program: list[Operation]) -> None:
+    def episode(home: Home, program: list[Action]) -> None:
         if gc.isenabled():
             gc.collect()
             gc.disable()
@@ -87,11 +87,11 @@ def test_ten_thousand_random_programs(name: str, tmp_path: Path, point: FaultPoi
     campaign(name, DEEP, 4300, tmp_path, point)
 
 
-def step(fault: Fault | None = None, mask: int = 7) -> Operation:
+def step(fault: Fault | None = None, mask: int = 7) -> Action:
     return "step", (mask, 0, fault)
 
 
-LOAD_OF_NO_STATE: list[Operation] = [("save", ()), step(), ("load", (0, None)), step()]
+LOAD_OF_NO_STATE: list[Action] = [("save", ()), step(), ("load", (0, None)), step()]
 """State that a step begins anew is written after the first reads of the step have begun."""
 
 SUPERBLOCK = Fault("flush", 2, 1, done=False)
@@ -114,7 +114,7 @@ SUPERBLOCK = Fault("flush", 2, 1, done=False)
     ],
 )  # fmt: skip
 def test_programs_that_failed(
-    home: Home, program: list[Operation], failed: int, tmp_path: Path, point: FaultPoint
+    home: Home, program: list[Action], failed: int, tmp_path: Path, point: FaultPoint
 ) -> None:
     """The shortest ones."""
     ended = run(Case(torch.bfloat16), home, program, tmp_path / "drives", point)

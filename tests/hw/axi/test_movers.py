@@ -18,7 +18,7 @@ STREAMS, BEAT, BYTES, LONGEST = 3, 2, 1 << 12, 4
 LANDING, AHEAD = 8, 4  # beats of a stream; bursts
 BASES = (0x000, 0x400, 0x800)
 SHAPE = {"streams": STREAMS, "address_width": 12, "beat_bytes": BEAT, "burst_beats": LONGEST}
-TAIL, TAIL_OWN, TAIL_CODED = 1, 2, 0
+TAIL, TAIL_OWN, TAIL_QUANTIZED = 1, 2, 0
 SEED = 3
 
 
@@ -203,14 +203,14 @@ def test_a_mover_that_is_stopped_takes_no_burst_and_finishes_those_it_took():
     simulate(dut, bench)
 
 
-def write(bursts, *, mode="free", own=(), coded=(), cut=False, errors=(), produce=0.7):
+def write(bursts, *, mode="free", own=(), quantized=(), cut=False, errors=(), produce=0.7):
     """What a mover wrote, cycle by cycle; memory is what the streams gave it."""
     dut = WriteMover(
         **SHAPE,
         buffer_beats=2 * LANDING,
         bursts_ahead=AHEAD,
         own=own,
-        coded=coded,
+        quantized=quantized,
         cut=cut,
     )
     world = Memory(dut.bus, ("aw", "w", "b"), mode=mode, errors=errors)
@@ -230,8 +230,8 @@ def write(bursts, *, mode="free", own=(), coded=(), cut=False, errors=(), produc
         ctx.set(dut.i_tail, TAIL)
         if own:
             ctx.set(dut.i_tail_own, TAIL_OWN)
-        if coded:
-            ctx.set(dut.i_tail_coded, TAIL_CODED)
+        if quantized:
+            ctx.set(dut.i_tail_quantized, TAIL_QUANTIZED)
         unanswered = 0
         for cycle in range(4000):
             offer(ctx, dut, left)
@@ -292,7 +292,7 @@ def write(bursts, *, mode="free", own=(), coded=(), cut=False, errors=(), produc
         new = np.array(each, np.uint16).view(np.uint8)
         last = wanted[at + new.size - BEAT : at + new.size].copy()
         wanted[at : at + new.size] = new
-        tail = TAIL_CODED if stream in coded else TAIL_OWN if stream in own else TAIL
+        tail = TAIL_QUANTIZED if stream in quantized else TAIL_OWN if stream in own else TAIL
         for byte in range(BEAT):
             if not tail >> byte & 1:
                 wanted[at + new.size - BEAT + byte] = last[byte]
@@ -300,12 +300,12 @@ def write(bursts, *, mode="free", own=(), coded=(), cut=False, errors=(), produc
 
 
 @pytest.mark.parametrize("cut", [False, True])
-@pytest.mark.parametrize(("own", "coded"), [((), ()), ((2, 0), (0,))])
-def test_what_is_written_is_in_its_place_and_ends_as_it_is_told(own, coded, cut):
+@pytest.mark.parametrize(("own", "quantized"), [((), ()), ((2, 0), (0,))])
+def test_what_is_written_is_in_its_place_and_ends_as_it_is_told(own, quantized, cut):
     for mode in ("free", "both"):
         # Streams that gain together have as many beats.
         bursts = [(n % 3, BASES[n % 3] + n // 3 * 6, 3, n >= 30) for n in range(33)]
-        log, found, wanted = write(bursts, mode=mode, own=own, coded=coded, cut=cut)
+        log, found, wanted = write(bursts, mode=mode, own=own, quantized=quantized, cut=cut)
         assert (found == wanted).all()
         assert len(log["w"]) >= 3 * 33
         assert log["done"] == [1] * STREAMS

@@ -80,7 +80,7 @@ def schedule(
     burst_beats=64,
     optional=False,
     narrow=(),
-    coded=(),
+    quantized=(),
 ):
     return BlockSchedule(
         streams=streams,
@@ -90,7 +90,7 @@ def schedule(
         burst_beats=burst_beats,
         optional=optional,
         narrow=narrow,
-        coded=coded,
+        quantized=quantized,
     )
 
 
@@ -175,8 +175,8 @@ def test_an_array_of_half_the_width_has_half_the_beats_of_each_block(narrow, rea
 
 
 @pytest.mark.parametrize("ready", [1.0, 0.3])
-@pytest.mark.parametrize("coded", [(0,), (3, 1)])
-def test_an_array_in_8_bits_has_a_beat_of_scales_in_each_block(coded, ready):
+@pytest.mark.parametrize("quantized", [(0,), (3, 1)])
+def test_an_array_in_8_bits_has_a_beat_of_scales_in_each_block(quantized, ready):
     seed = 7
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -184,11 +184,11 @@ def test_an_array_in_8_bits_has_a_beat_of_scales_in_each_block(coded, ready):
     checked = 0
     for beats in (1, 4, 5, block - 1, block, block + 1, block + 5, 3 * block + 33):
         bases = [rng.randrange(0, 1 << 33) // beat_bytes * beat_bytes for _ in range(4)]
-        dut = schedule(4, beat_bytes, block, burst, narrow=(2,), coded=coded)
+        dut = schedule(4, beat_bytes, block, burst, narrow=(2,), quantized=quantized)
         got = run(dut, bases, beats, ready, rng, half=0)
         for stream, base in enumerate(bases):
             alone = naive([base], beats, beat_bytes, block, burst)
-            if stream in coded:
+            if stream in quantized:
                 lengths = [min(beats - k, block) for k in range(0, beats, block)]
                 starts = [base + k * (1 + block // 4) * beat_bytes for k in range(len(lengths))]
                 blocks = [

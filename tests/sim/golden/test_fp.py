@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearstep_hw.fp.unit import OPERATIONS, Operation, arithmetic, conversion
+from nearstep_hw.fp.unit import OPERATIONS, FpOperation, arithmetic, conversion
 from nearstep_sim.bench import patterns
 from nearstep_sim.bench.vectors import golden
 from nearstep_sim.golden import formats_cpp, fp
@@ -34,13 +34,13 @@ def _seed(*parts: object) -> int:
     return zlib.crc32(repr(parts).encode())
 
 
-def _exact(operation: Operation, operands: tuple[int, ...]) -> tuple[int, int]:
+def _exact(operation: FpOperation, operands: tuple[int, ...]) -> tuple[int, int]:
     if operation.kind == "convert":
         return exact.convert(operation.source, operation.target, *operands)
     return getattr(exact, operation.kind)(operation.source, *operands)
 
 
-def compare_with_exact(operation: Operation, columns: list[np.ndarray]) -> int:
+def compare_with_exact(operation: FpOperation, columns: list[np.ndarray]) -> int:
     """Every pattern and flag of the golden model equals the exact one; how many were compared."""
     z, flags = golden(operation, columns)
     count = 0

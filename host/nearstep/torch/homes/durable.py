@@ -180,7 +180,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 self._traffic,
                 [names[p] for p in unit],
                 len(self.segments) + len(made),
-                self._formats.coded,
+                self._formats.quantized,
             )
             self.check_room(segment, list(arrays), labels[unit[0]])
             made.append((segment, unit))

@@ -161,7 +161,7 @@ class DeviceHome:
         rooms = {
             name: array[first:last]
             for name, array in segment.arenas[channel].items()
-            if not segment.is_coded(name)
+            if not segment.is_quantized(name)
         }
         return Share(block, channel, number, first, rooms, parts[channel], states)
 
@@ -202,7 +202,7 @@ class DeviceHome:
         formats = self._formats
         line = formats.line(narrow=narrow)
         size = sum(padded(convert.size(p), line) for p in parameters)
-        segment = Segment(self._device, size, line, formats.dtypes, formats.coded)
+        segment = Segment(self._device, size, line, formats.dtypes, formats.quantized)
         return [(segment, parameters)]
 
     def kept(self, arrays: Mapping[str, float]) -> Mapping[str, float]:

@@ -26,7 +26,7 @@ from nearstep.torch.checks import (
 from nearstep.torch.convert import mark_changed, size
 from nearstep.torch.dtensor import local, redistributed
 from nearstep.torch.errors import GradientError, ParameterError, StateError
-from nearstep.torch.formats import TENSORS, Formats, encoded
+from nearstep.torch.formats import TENSORS, Formats, quantize
 from nearstep.torch.layout import Layout
 from nearstep.torch.state import check_moment, check_scales
 from nearstep.updater.arguments import RuleArguments
@@ -165,7 +165,7 @@ class HostHome:
             if key not in self.layout.scales:
                 state[key] = self.allocate(key, parameter, TENSORS[form]).fill_(value)
                 continue
-            codes, scales = encoded(torch.full((1,), value, dtype=torch.float32), form)
+            codes, scales = quantize(torch.full((1,), value, dtype=torch.float32), form)
             state[key] = self.allocate(key, parameter, torch.uint8).fill_(codes.item())
             groups = local(parameter).new_empty(blockwise.groups(size(parameter)))
             name = self.layout.scales[key]

@@ -188,7 +188,7 @@ class DriveSegment(Segment):
         traffic: Traffic,
         keys: Sequence[str],
         unit: int,
-        coded: Mapping[str, str] = MappingProxyType({}),
+        quantized: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._keys = keys
         self.unit = unit
@@ -197,7 +197,7 @@ class DriveSegment(Segment):
         for count in counts:
             self.spans.append((size, count))
             size += padded(count, line)
-        super().__init__(device, size, line, MappingProxyType(dict(dtypes)), coded)
+        super().__init__(device, size, line, MappingProxyType(dict(dtypes)), quantized)
         self._drives = drives
         self._traffic = traffic
         self.parameters: list[DeviceParameter] = []
@@ -269,7 +269,7 @@ class DriveSegment(Segment):
             self.store.add(key, count * dtype.itemsize, drive=drive)
         self.on_drives.add(name)
         self.changed(name)
-        if (value == 0.0 and not self.is_coded(name)) or self.has(name):
+        if (value == 0.0 and not self.is_quantized(name)) or self.has(name):
             return  # new tensors have zeros
         data = self.filling(name, value)
         for key, count, _ in self.tensors(name):

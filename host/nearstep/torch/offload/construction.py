@@ -218,7 +218,7 @@ class Home:
         formats = self.formats
         count, line = convert.size(parameter), formats.line(narrow=True)
         size = max(padded(count, line), line)
-        segment = Segment(self.lease.device, size, line, formats.dtypes, formats.coded)
+        segment = Segment(self.lease.device, size, line, formats.dtypes, formats.quantized)
         try:
             segment.reserve({"p": 0.0})
         except OutOfDeviceMemoryError:

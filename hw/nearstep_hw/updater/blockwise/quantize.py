@@ -35,7 +35,7 @@ class Quantize(wiring.Component):
     *Timing*: `ways` elements a cycle. A beat is delayed by the rest of its block and `latency`
     cycles.
 
-    *Numerics*: the quotient is rounded once, then coded as the nearest entry.
+    *Numerics*: the quotient is rounded once, then quantized to the nearest entry.
 
     Parameters
     ----------
@@ -162,7 +162,7 @@ class Quantize(wiring.Component):
         place = Signal(range(self.shape.code_parts))
         beat = Signal(self.shape.width, reset_less=True)
         last = pipe.at(pipe.wrap(piece.last, 0, "last"), self.latency)
-        made = self._coded(pipe, piece.data, scale)
+        made = self._quantized(pipe, piece.data, scale)
         m.d.comb += [
             pipe.en.eq(~codes.i.valid | codes.i.ready),
             found.eq(pipe.valid(takes, self.latency)),
@@ -177,7 +177,7 @@ class Quantize(wiring.Component):
                     with m.If(place == k):
                         m.d.sync += beat.word_select(k, len(made)).eq(made)
 
-    def _coded(self, pipe: Pipeline, numbers: Value, scale: Value) -> Value:
+    def _quantized(self, pipe: Pipeline, numbers: Value, scale: Value) -> Value:
         """Return the codes of a part, at the end of the pipeline."""
         divisor = pipe.wrap(scale, 0, "divisor")
         found = []
