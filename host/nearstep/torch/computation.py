@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
+from nearstep.torch import convert
 from nearstep_spec.platform.machine import Processor
 
 ATEN = torch.ops.aten
@@ -36,8 +37,6 @@ FREE = frozenset(
 
 LOOKUPS = {ATEN.embedding, ATEN.index_select, ATEN.index, ATEN.gather, ATEN._embedding_bag}
 """Read of their first operand what they return."""
-
-DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 class Computation(TorchDispatchMode):
@@ -101,7 +100,7 @@ class Computation(TorchDispatchMode):
             flops = sum(each.numel() for each in results)
         else:
             flops = count(*args, **kwargs, out_val=result)
-        dtype = DTYPES.get(results[0].dtype, "fp32")
+        dtype = convert.NAMES.get(results[0].dtype, "fp32")
         rate = self._rates.get(dtype, self._rates["fp32"])
         if func._overloadpacket in LOOKUPS and operands:
             operands[0] = min(operands[0], results[0], key=_nbytes)

@@ -31,8 +31,6 @@ from nearstep.updater.device import KernelDevice
 
 Clipping = Literal["host", "device"]
 
-FORMATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-
 SHARE_OF_DEVICE = 2
 """Without a stated size, subgroups use 1/SHARE_OF_DEVICE of the device's memory."""
 
@@ -257,7 +255,7 @@ def rank() -> tuple[int, int]:
 
 
 def _check(config: Config, parameters: list[Tensor]) -> None:
-    expected = FORMATS[config.format]
+    expected = convert.DTYPES[config.format]
     for index, each in enumerate(parameters):
         if each.dtype is not expected:
             key = {"fp16": "fp16.enabled", "bf16": "bf16.enabled"}.get(
