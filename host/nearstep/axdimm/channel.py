@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from nearstep.backends.base import Backend
 from nearstep.errors import LostCommandError, ModeError, ModeRegisterError, WaitTimeoutError
 from nearstep.registers import BlockRegisters
@@ -56,8 +58,9 @@ class Channel(KernelChannel):
             registers = {} if self.arbiter is None else self.arbiter.dump()
             raise ModeError(action, self.number, mode, self.mode, registers=registers)
 
-    def check_reach(self, action: str) -> None:
-        self.check_mode(action, NORMAL)
+    def check_reach(self, action: Callable[[], str]) -> None:
+        if self.accelerated:
+            self.check_mode(action(), NORMAL)
 
     def check_ready(self, action: str) -> None:
         if self.arbiter is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from nearstep.backends.base import Backend
 from nearstep.registers import BlockRegisters
@@ -38,7 +39,7 @@ class KernelChannel:
         self.lock = CommandLock()
         self.backend = backend
 
-    def check_reach(self, action: str) -> None:
+    def check_reach(self, action: Callable[[], str]) -> None:
         """Raise `ModeError` unless the host may access the memory now."""
 
     def check_ready(self, action: str) -> None:

@@ -163,10 +163,10 @@ class KernelDevice(UpdatingDevice):
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
         channel = self.channels[self.channel_of(buffer)]
         if channel.has_modes:  # formatting takes as long as all else here
-            self._turns.begin_copy(channel.number, f"{action} {buffer!r}")
+            self._turns.begin_copy(channel.number, lambda: f"{action} {buffer!r}")
         try:
             if channel.has_modes:
-                channel.check_reach(f"{action} {buffer!r}")
+                channel.check_reach(lambda: f"{action} {buffer!r}")
             yield
         except (MemoryFaultError, ProtocolError) as fault:
             raise reset_needed(f"{action} {buffer!r}", fault) from fault

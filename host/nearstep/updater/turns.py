@@ -109,11 +109,11 @@ class Turns:
                         self._regions[each] = before
                 self._changed.notify_all()
 
-    def begin_copy(self, channel: int, action: str) -> None:
+    def begin_copy(self, channel: int, action: Callable[[], str]) -> None:
         """Begin a copy of the host when no other thread has the channel, as `region`."""
         with self._changed:
             if channel in self._regions:
-                self._wait(frozenset({channel}), action, lambda: False)
+                self._wait(frozenset({channel}), action(), lambda: False)
             self._copies[channel, threading.current_thread()] += 1
             self._begun += 1
 

@@ -505,10 +505,8 @@ class Kernel:
         nearstep_spec.rule.errors.UnknownNameError
         """
         words = register_words(self.rule, scalars)
-        ordered = self.ordered(arrays)
-        self._function(
-            ordered[0].size, words.ctypes.data, *(array.ctypes.data for array in ordered)
-        )
+        size, places = self._checked(self._names, arrays)
+        self._function(size, words.ctypes.data, *places)
 
     def of_pairs(
         self,
@@ -532,7 +530,7 @@ class Kernel:
         if not takes_pairs(self.rule):
             raise ArrayMismatchError(f"{self.rule!r} reads no gradient {GRADIENT!r}")
         words = register_words(self.rule, scalars)
-        ordered = self._checked(self._others, arrays)
+        size, places = self._checked(self._others, arrays)
         for name, pairs in gradient._asdict().items():
             if pairs.dtype != np.uint32 or pairs.shape != gradient.index.shape or pairs.ndim != 1:
                 raise ArrayMismatchError(
@@ -541,30 +539,17 @@ class Kernel:
                 )
         index, value = map(np.ascontiguousarray, gradient)
         taken = self._of_pairs(
-            ordered[0].size,
-            words.ctypes.data,
-            index.ctypes.data,
-            value.ctypes.data,
-            index.size,
-            *(array.ctypes.data for array in ordered),
+            size, words.ctypes.data, index.ctypes.data, value.ctypes.data, index.size, *places
         )
         if taken < index.size:
             raise ArrayMismatchError(
-                f"index {taken} must be below {ordered[0].size} and not below the one before, "
+                f"index {taken} must be below {size} and not below the one before, "
                 f"not {index[taken]}"
             )
 
-    def ordered(self, arrays: Mapping[str, Array]) -> list[Array]:
-        """The arrays of a call, in the order of the rule.
-
-        Raises
-        ------
-        ArrayMismatchError
-        """
-        return self._checked(self._names, arrays)
-
-    def _checked(self, names: Sequence[str], arrays: Mapping[str, Array]) -> list[Array]:
-        """Return the arrays of these names, in order; check that the rule accepts them."""
+    def _checked(self, names: Sequence[str], arrays: Mapping[str, Array]) -> tuple[int, list[int]]:
+        """Return the number of elements and the addresses of the arrays of these names, in order;
+        check that the rule accepts them."""
         if set(arrays) != set(names):
             raise ArrayMismatchError(
                 f"{self.rule!r} works on {', '.join(names)}, not {', '.join(arrays) or 'nothing'}"
@@ -580,22 +565,17 @@ class Kernel:
                 raise ArrayMismatchError(f"Array {name!r} must be contiguous and aligned")
             if name in self.rule.arrays_out and not array.flags.writeable:
                 raise ArrayMismatchError(f"Array {name!r} is written but is read-only")
-        _check_overlap(names, ordered)
-        return ordered
+        places = [array.ctypes.data for array in ordered]
+        extents = sorted(zip(places, (array.nbytes for array in ordered), names, strict=True))
+        for (start, size, name), (following, _, other) in pairwise(extents):
+            if start + size > following:
+                raise ArrayMismatchError(f"Arrays {name!r} and {other!r} overlap in memory")
+        return ordered[0].size, places
 
 
 def takes_pairs(rule: Rule) -> bool:
     """Whether a rule reads a gradient, which may be given as pairs, and another array."""
     return GRADIENT in rule.inputs and len(rule.arrays_in) > 1
-
-
-def _check_overlap(names: Sequence[str], ordered: Sequence[Array]) -> None:
-    extents = sorted(
-        (array.ctypes.data, array.nbytes, name) for name, array in zip(names, ordered, strict=True)
-    )
-    for (start, size, name), (following, _, other) in pairwise(extents):
-        if start + size > following:
-            raise ArrayMismatchError(f"Arrays {name!r} and {other!r} overlap in memory")
 
 
 def _library(rule: Rule) -> Path:

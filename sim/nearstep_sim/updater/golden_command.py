@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nearstep_sim.golden.rounding import Draw
 from nearstep_sim.updater.golden_port import Fault
@@ -92,6 +92,7 @@ class Command:
     index: int
     within: int
     skip: int
+    _formats: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @classmethod
     def read(cls, config: UpdateKernelConfig, value: Callable[[str], int]) -> Command:
@@ -143,6 +144,11 @@ class Command:
 
     def format_of(self, array: str) -> str:
         """Format of the elements of an array; of gradients as pairs, of their values."""
+        if array not in self._formats:
+            self._formats[array] = self._format_of(array)
+        return self._formats[array]
+
+    def _format_of(self, array: str) -> str:
         if array == GRADIENT:
             return GradientFormat(self.gradient).name.lower()
         if array == COPY_OUT:

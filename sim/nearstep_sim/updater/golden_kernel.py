@@ -257,7 +257,7 @@ class GoldenKernel:
                 arrays = {n: self._floats(n, s.address, s.nbytes) for n, s in spans.items()}
                 self._compute(arrays, at, taken)
                 for name in writes:
-                    target = self._span(name, Stream.NONE, at, count)
+                    target = spans.get(name) or self._span(name, Stream.NONE, at, count)
                     if not self._is_in_place(name, target):
                         self._memory.write(target.address, self._stored(name, arrays, at))
         else:

@@ -99,6 +99,6 @@ def test_idle_threads_use_no_processor(monkeypatch):
 
 def test_a_copy_whose_end_was_interrupted_keeps_no_thread_from_its_own_channel() -> None:
     turns = Turns(lambda: 0)
-    turns.begin_copy(0, "write")  # and Ctrl-C before end_copy
+    turns.begin_copy(0, lambda: "write")  # and Ctrl-C before end_copy
     with turns.region([0], "run") as region:
         assert turns.holds(region, 0)

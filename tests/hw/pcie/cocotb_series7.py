@@ -420,7 +420,7 @@ async def the_checkers_are_heard(dut: object) -> None:
         "hole": [(good[0][0], 0xF0FF, 1, 0)],
         "part of a dword": [(good[0][0], 0x7FFF, 1, 0)],
         "TUSER": [(*good[0][:3], 1)],
-        "goes on": [(good[0][0], 0x0FFF, 0, 0)],
+        "continues behind": [(good[0][0], 0x0FFF, 0, 0)],
         "dwords, expected": beats(packet, extra=1),
         "completer": changed(completer_id=PcieId(1, 2, 3)),
         "cut at": changed(byte_count=2000, lower_address=4),
