@@ -15,11 +15,12 @@ from torch.nn.parameter import is_lazy
 from nearstep.device import open_processor
 from nearstep.errors import ArgumentError
 from nearstep.placement import LINE_ELEMENTS, padded
+from nearstep.threads import once
 from nearstep.torch import convert
 from nearstep.torch.checks import check_gradient, label
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.flat_bucket import is_count
-from nearstep.torch.formats import TENSORS, Coded, Formats, decoded, encoded
+from nearstep.torch.formats import TENSORS, Coded, Formats, decoded, encoded, widened
 from nearstep.torch.homes.host import GRADIENT, HostHome, HostUpdate
 from nearstep.torch.layout import Layout
 from nearstep.torch.rule import BoundRule, Phase
@@ -55,7 +56,7 @@ class HostTable(StateTable):
         if settings.overflow is not None:
             reason = "a home of one's own keeps state where it says: leave drives to host:"
             raise UnsupportedOptionError("drives", settings.overflow.drives, reason)
-        settings.check_rounding(rule.definition)
+        settings.check_optimizer(rule.definition)
         self.settings = settings
         self.rule = rule
         self._own = {k: v for e in rule.definition.all_forms for k, v in e.rule.formats.items()}
@@ -185,10 +186,44 @@ class HostTable(StateTable):
         for index, group in enumerate(owner.param_groups):
             updates += self._updates(owner, group, index, fresh)
         keep, seed = partial(owner.state.update, fresh), self.settings.rounding_seed
-        self._home.update(updates, scaling.scale, keep, seed)
+        again = self._second(updates) if self.rule.has_two_runs else ()
+        self._home.update(updates, scaling.scale, keep, seed, again)
         self.traffic.steps += 1
         self.traffic.elements += sum(p.numel() for each in updates for p in each.parameters)
         return True
+
+    def _second(self, updates: Sequence[HostUpdate]) -> list[tuple[Callable[[], object], HostUpdate]]:
+        """What computes the gradient of each parameter in the second run of a step, and the run.
+
+        Gradients share memory: each is computed when the run before has ended.
+        """
+        singles = [each for update in updates for each in update.each()]
+        memory: dict[torch.dtype, Tensor] = {}
+        for each in singles:
+            dtype, most = convert.second_dtype(each.gradients[0].dtype), each.parameters[0].numel()
+            if dtype not in memory or memory[dtype].numel() < most:
+                memory[dtype] = torch.empty(most, dtype=dtype)
+        return [self._again(each, memory) for each in singles]
+
+    def _again(
+        self, update: HostUpdate, memory: Mapping[torch.dtype, Tensor]
+    ) -> tuple[Callable[[], object], HostUpdate]:
+        (parameter,), (gradient,), (state,) = update.parameters, update.gradients, update.states
+        group, form = update.group, self._formats(parameter.dtype).state_of("p")
+        phase = self.rule.second(Phase(0, False), update.name, parameter, form)
+        dtype = convert.second_dtype(gradient.dtype)
+        made = memory[dtype][: parameter.numel()].view(parameter.shape)
+
+        def compute() -> None:
+            moments = widened(self.layout, state)
+            made.copy_(self.rule.second_gradient(group, gradient, moments))
+
+        arguments = self.arguments(group, phase)
+        columns = self._columns(arguments.form, parameter.dtype, dtype)
+        again = update._replace(
+            arguments=arguments, negate=False, columns=columns, gradients=[made]
+        )
+        return once(compute), again
 
     def _updates(
         self,
@@ -236,7 +271,7 @@ class HostTable(StateTable):
                     group,
                     number,
                     arguments,
-                    group["maximize"],
+                    bool(group.get("maximize")),
                     self._columns(arguments.form, dtype, other),
                     [positions[i] for i in some],
                     [self._indices[parameters[i]] for i in some],

@@ -85,7 +85,7 @@ class StateTable:
         kernel = self.device.config
         self.settings = settings.on(self.device)
         self.settings.check(kernel, cards=bool(self.device.drive_places))
-        self.settings.check_rounding(rule.definition)
+        self.settings.check_optimizer(rule.definition)
         self.formats = Formats.of(kernel)
         if self.device.backend.is_host_memory:
             self.formats = replace(self.formats, masters=False)
