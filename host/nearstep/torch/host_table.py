@@ -192,7 +192,9 @@ class HostTable(StateTable):
         self.traffic.elements += sum(p.numel() for each in updates for p in each.parameters)
         return True
 
-    def _second(self, updates: Sequence[HostUpdate]) -> list[tuple[Callable[[], object], HostUpdate]]:
+    def _second(
+        self, updates: Sequence[HostUpdate]
+    ) -> list[tuple[Callable[[], object], HostUpdate]]:
         """What computes the gradient of each parameter in the second run of a step, and the run.
 
         Gradients share memory: each is computed when the run before has ended.
@@ -216,7 +218,7 @@ class HostTable(StateTable):
 
         def compute() -> None:
             moments = widened(self.layout, state)
-            made.copy_(self.rule.second_gradient(group, gradient, moments))
+            made.copy_(self.rule.second_gradient(group, phase, gradient, moments))
 
         arguments = self.arguments(group, phase)
         columns = self._columns(arguments.form, parameter.dtype, dtype)

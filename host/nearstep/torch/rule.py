@@ -193,12 +193,17 @@ class BoundRule:
             raise ParameterError(label, expected, f"of shape {tuple(parameter.shape)}")
 
     def second_gradient(
-        self, group: Mapping[str, Any], gradient: Tensor, moments: Mapping[str, Tensor]
+        self,
+        group: Mapping[str, Any],
+        phase: Phase,
+        gradient: Tensor,
+        moments: Mapping[str, Tensor],
     ) -> Tensor:
         """Gradient of a parameter in the second run, as of `Optimizer.second_gradient`.
 
         Parameters
         ----------
+        phase : as of `second`.
         moments : by array, after the first run.
         """
         negated = -gradient if group.get("maximize") else gradient
@@ -206,7 +211,7 @@ class BoundRule:
         for moment in moments.values():
             dtype = torch.promote_types(dtype, moment.dtype)
         arrays = {name: array.to(dtype) for name, array in arrays.items()}
-        made: Tensor = self.definition.second_gradient(arrays, self._values(group))
+        made: Tensor = self.definition.second_gradient(arrays, self._values(group), phase.part)
         return made.to(convert.second_dtype(gradient.dtype))
 
 

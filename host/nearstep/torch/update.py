@@ -255,11 +255,12 @@ class Stepper:
                 state.update(resident.fetch(key))
             group = owner.param_groups[item.group]
             gradient = redistributed(gradient, parameter)
-            made = table.rule.second_gradient(group, gradient, widened(table.layout, state))
+            assert item.second is not None, "planned with the first run"
+            moments = widened(table.layout, state)
+            made = table.rule.second_gradient(group, item.second, gradient, moments)
             form = resident.gradient_format(made.dtype)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
             resident.send_gradient(made, sends)
-            assert item.second is not None, "planned with the first run"
             item.key = item.key._replace(phase=item.second, gradient_format=form, negate=False)
         results = table.executor.make(replace(plan, fetches=True), sends, [])
         assert results is not None, "gradients are not scanned"

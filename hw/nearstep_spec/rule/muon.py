@@ -50,12 +50,25 @@ MUON = Rule(
 )
 
 
+def _factor(lr: float, adjust_lr_fn: str, part: Part) -> float:
+    """Factor of the update of a matrix, which torch rounds to bf16 for parameters in bf16."""
+    rows, columns = part.shape
+    ratio = math.sqrt(max(1, rows / columns))
+    if adjust_lr_fn == MATCH_RMS_ADAMW:
+        ratio = 0.2 * math.sqrt(max(rows, columns))
+    return (bfloat16 if part.format == "bf16" else float32)(-(lr * ratio))
+
+
+def _is_product_rounded(part: Part) -> bool:
+    """Whether torch rounds the product of factor and update to bf16, before it adds the product to
+    parameters in bf16: the update of a tall matrix is a transposed one."""
+    return part.format == "bf16" and part.shape[0] > part.shape[1] > 1
+
+
 def muon_scalars(
     lr: float, weight_decay: float, momentum: float, adjust_lr_fn: str, part: Part
 ) -> dict[str, float | int]:
     """The registers of `MUON` for a run.
-
-    torch rounds the factor of an update to the format of the parameters.
 
     Returns
     -------
@@ -63,13 +76,9 @@ def muon_scalars(
     """
     m_weight = float32(1.0 - momentum)
     m_from_g = abs(m_weight) >= 0.5
-    step_size = 0.0
-    if part.number:
-        rows, columns = part.shape
-        ratio = math.sqrt(max(1, rows / columns))
-        if adjust_lr_fn == MATCH_RMS_ADAMW:
-            ratio = 0.2 * math.sqrt(max(rows, columns))
-        step_size = (bfloat16 if part.format == "bf16" else float32)(-(lr * ratio))
+    step_size = 1.0
+    if part.number and not _is_product_rounded(part):
+        step_size = _factor(lr, adjust_lr_fn, part)
     return {
         "decay": float32(1.0 - lr * weight_decay),
         "m_weight": m_weight - 1.0 if m_from_g else m_weight,
@@ -87,6 +96,9 @@ def orthogonalised(
     ns_coefficients: Sequence[float],
     ns_steps: float,
     eps: float,
+    lr: float,
+    adjust_lr_fn: str,
+    part: Part,
 ) -> Any:
     """Return the update, a tensor in bf16, of a gradient and its momentum, tensors of two
     dimensions, by the iteration of Newton and Schulz in the order of operations of torch.
@@ -101,7 +113,8 @@ def orthogonalised(
     for _ in range(int(ns_steps)):
         gram = matrix @ matrix.T
         matrix = matrix.addmm(gram.addmm(gram, gram, beta=b, alpha=c), matrix, beta=a)
-    return matrix.T if is_tall else matrix
+    matrix = matrix.T if is_tall else matrix
+    return matrix * _factor(lr, adjust_lr_fn, part) if _is_product_rounded(part) else matrix
 
 
 OPTIMIZERS = (

@@ -194,7 +194,7 @@ class Optimizer:
     between : the part of a step that is not elementwise. A step then runs the rule twice: the first
         run has the gradients, and the second run has what this function returns of them, tensor by
         tensor, on the host. Its parameters are `g`, names of states except `p`, with the values of
-        the first run, and names of hyper-parameters. The result has the shape of `g`, and is
+        the first run, names of hyper-parameters, and `part`, the second run. The result has the shape of `g`, and is
         rounded to bf16 if `g` is in bf16.
     dimensions : that parameters must have; None: any number.
 
@@ -236,7 +236,7 @@ class Optimizer:
         if len(self.by_rule) != 1 + len(self.forms):
             raise RuleError(f"Forms of {self.name!r} must have different rules", self.rule.location)
         arrays = {each for form in self.all_forms for each in form.rule.states}
-        given = (GRADIENT, *self.state.values(), *self.hyper)
+        given = (GRADIENT, *self.state.values(), *self.hyper, PART)
         for each in self._between_takes:
             if each not in given:
                 raise UnknownNameError("array or hyper-parameter", each, given, self.rule.location)
@@ -295,16 +295,19 @@ class Optimizer:
     def _between_takes(self) -> tuple[str, ...]:
         return () if self.between is None else tuple(inspect.signature(self.between).parameters)
 
-    def second_gradient(self, arrays: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+    def second_gradient(
+        self, arrays: Mapping[str, Any], values: Mapping[str, Any], part: Part
+    ) -> Any:
         """Return the gradient of the second run of a step that has two.
 
         Parameters
         ----------
         arrays : tensors of one parameter: the gradient of the first run, and moments after it.
         values : hyper-parameters.
+        part : the second run.
         """
         assert self.between is not None, "the step has two runs"
-        known = {**values, **arrays}
+        known = {**values, **arrays, PART: part}
         return self.between(**{name: known[name] for name in self._between_takes})
 
     @property
