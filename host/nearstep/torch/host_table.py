@@ -21,7 +21,7 @@ from nearstep.torch.checks import check_gradient, label
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.flat_bucket import is_count
 from nearstep.torch.formats import TENSORS, Coded, Formats, decoded, encoded, widened
-from nearstep.torch.homes.host import GRADIENT, HostHome, HostUpdate
+from nearstep.torch.homes.host import GRADIENT, HostHome, HostUpdate, SecondUpdate
 from nearstep.torch.layout import Layout
 from nearstep.torch.rule import BoundRule, Phase
 from nearstep.torch.settings import Settings
@@ -192,9 +192,7 @@ class HostTable(StateTable):
         self.traffic.elements += sum(p.numel() for each in updates for p in each.parameters)
         return True
 
-    def _second(
-        self, updates: Sequence[HostUpdate]
-    ) -> list[tuple[Callable[[], object], HostUpdate]]:
+    def _second(self, updates: Iterable[HostUpdate]) -> list[SecondUpdate]:
         """What computes the gradient of each parameter in the second run of a step, and the run.
 
         Gradients share memory: each is computed when the run before has ended.
@@ -207,9 +205,7 @@ class HostTable(StateTable):
                 memory[dtype] = torch.empty(most, dtype=dtype)
         return [self._again(each, memory) for each in singles]
 
-    def _again(
-        self, update: HostUpdate, memory: Mapping[torch.dtype, Tensor]
-    ) -> tuple[Callable[[], object], HostUpdate]:
+    def _again(self, update: HostUpdate, memory: Mapping[torch.dtype, Tensor]) -> SecondUpdate:
         (parameter,), (gradient,), (state,) = update.parameters, update.gradients, update.states
         group, form = update.group, self._formats(parameter.dtype).state_of("p")
         phase = self.rule.second(Phase(0, False), update.name, parameter, form)

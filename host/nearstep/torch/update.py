@@ -245,7 +245,7 @@ class Stepper:
         table, before = self._table, self._table.executor.timeline
         sends, held = Sends(at_once=table.home.at_once), list[tuple[DeviceGradient, Tensor]]()
         for item in plan.items:
-            parameter, resident, gradient = item.resident.parameter, item.single, item.gradient
+            resident, parameter, gradient = item.single, item.single.parameter, item.gradient
             if isinstance(gradient, DeviceGradient):
                 held.append((gradient, gradient.whole()))
                 gradient = held[-1][1].view(parameter.shape).to(parameter.device)

@@ -194,8 +194,8 @@ class Optimizer:
     between : the part of a step that is not elementwise. A step then runs the rule twice: the first
         run has the gradients, and the second run has what this function returns of them, tensor by
         tensor, on the host. Its parameters are `g`, names of states except `p`, with the values of
-        the first run, names of hyper-parameters, and `part`, the second run. The result has the shape of `g`, and is
-        rounded to bf16 if `g` is in bf16.
+        the first run, names of hyper-parameters, and `part`, the second run. The result has the
+        shape of `g`, and is rounded to bf16 if `g` is in bf16.
     dimensions : that parameters must have; None: any number.
 
     Raises

@@ -85,6 +85,10 @@ class HostUpdate(NamedTuple):
         return label(self.group, self.number, self.positions[0])
 
 
+SecondUpdate = tuple[Callable[[], object], HostUpdate]
+"""What computes the gradient of one parameter for the second run of a step, and that run."""
+
+
 class _Part(NamedTuple):
     """A tensor of an update: an array, or the scales of one in 8 bits."""
 
@@ -182,7 +186,7 @@ class HostHome:
         scale: float = 1.0,
         keep: Callable[[], object] = int,
         seed: int = 0,
-        again: Sequence[tuple[Callable[[], object], HostUpdate]] = (),
+        again: Sequence[SecondUpdate] = (),
     ) -> None:
         """Make a step, and add 1 to the step counts; all is checked before anything changes.
 
@@ -194,8 +198,7 @@ class HostHome:
             first; others after the update, which divides them in fp32 without rounding.
         keep : called when all has been checked, perhaps twice: keeps the states.
         seed : of random bits.
-        again : updates after the others, one after the other, each after what computes its
-            gradient.
+        again : updates in order, after all others.
 
         Raises
         ------
