@@ -15,9 +15,9 @@ from torch.nn.parameter import is_lazy
 from nearstep.device import open_processor
 from nearstep.errors import ArgumentError
 from nearstep.placement import LINE_ELEMENTS, padded
-from nearstep.threads import once
 from nearstep.torch import convert
 from nearstep.torch.checks import check_gradient, label
+from nearstep.torch.dtensor import alike, local, redistributed
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.flat_bucket import is_count
 from nearstep.torch.formats import TENSORS, Coded, Formats, decoded, encoded, widened
@@ -198,30 +198,31 @@ class HostTable(StateTable):
         Gradients share memory: each is computed when the run before has ended.
         """
         singles = [each for update in updates for each in update.each()]
-        memory: dict[torch.dtype, Tensor] = {}
-        for each in singles:
-            dtype, most = convert.second_dtype(each.gradients[0].dtype), each.parameters[0].numel()
-            if dtype not in memory or memory[dtype].numel() < most:
-                memory[dtype] = torch.empty(most, dtype=dtype)
+        most = max((convert.size(each.parameters[0]) for each in singles), default=0)
+        memory = torch.empty(4 * most, dtype=torch.uint8)
         return [self._again(each, memory) for each in singles]
 
-    def _again(self, update: HostUpdate, memory: Mapping[torch.dtype, Tensor]) -> SecondUpdate:
+    def _again(self, update: HostUpdate, memory: Tensor) -> SecondUpdate:
         (parameter,), (gradient,), (state,) = update.parameters, update.gradients, update.states
         group, form = update.group, self._formats(parameter.dtype).state_of("p")
         phase = self.rule.second(Phase(0, False), update.name, parameter, form)
         dtype = convert.second_dtype(gradient.dtype)
-        made = memory[dtype][: parameter.numel()].view(parameter.shape)
+        flat = memory.view(dtype)[: convert.size(parameter)]
+        made, done = alike(flat, parameter), list[bool]()
 
         def compute() -> None:
-            moments = widened(self.layout, state)
-            made.copy_(self.rule.second_gradient(group, phase, gradient, moments))
+            if not done:  # called again after Ctrl-C
+                whole, moments = redistributed(gradient, parameter), widened(self.layout, state)
+                found = self.rule.second_gradient(group, phase, whole, moments)
+                local(made).copy_(local(redistributed(found, parameter)))
+                done.append(True)
 
         arguments = self.arguments(group, phase)
         columns = self._columns(arguments.form, parameter.dtype, dtype)
         again = update._replace(
             arguments=arguments, negate=False, columns=columns, gradients=[made]
         )
-        return once(compute), again
+        return compute, again
 
     def _updates(
         self,
