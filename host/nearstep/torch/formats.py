@@ -18,7 +18,6 @@ from nearstep.placement import LINE_ELEMENTS
 from nearstep.torch import convert
 from nearstep.torch.dtensor import is_dtensor, sharding
 from nearstep.torch.errors import ParameterError
-from nearstep.torch.layout import Layout
 from nearstep.updater.formats import DTYPES
 from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.updater.config import UpdateKernelConfig
@@ -65,17 +64,6 @@ def tensors(found: Blockwise, parameter: Tensor) -> Coded:
     """Flat arrays as tensors, where the parameter is."""
     scales = torch.from_numpy(found.scales).to(parameter.device)
     return Coded(convert.to_tensor(found.codes, parameter), scales)
-
-
-def widened(layout: Layout, state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Moments by array, of state by key: those in 8 bits in fp32."""
-    found: dict[str, Tensor] = {}
-    for key, array in layout.moments.items():
-        scales = layout.scales.get(key)
-        if key in state:
-            coded = None if scales is None else Coded(state[key], state[scales])
-            found[array] = state[key] if coded is None else decoded(coded, layout.coded[key])
-    return found
 
 
 @dataclass(frozen=True)

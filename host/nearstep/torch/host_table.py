@@ -20,7 +20,7 @@ from nearstep.torch.checks import check_gradient, label
 from nearstep.torch.dtensor import alike, local, redistributed
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.flat_bucket import is_count
-from nearstep.torch.formats import TENSORS, Coded, Formats, decoded, encoded, widened
+from nearstep.torch.formats import TENSORS, Coded, Formats, decoded, encoded
 from nearstep.torch.homes.host import GRADIENT, HostHome, HostUpdate, SecondUpdate
 from nearstep.torch.layout import Layout
 from nearstep.torch.rule import BoundRule, Phase
@@ -61,7 +61,7 @@ class HostTable(StateTable):
         self.rule = rule
         self._own = {k: v for e in rule.definition.all_forms for k, v in e.rule.formats.items()}
         coded = self._formats(torch.float32).coded
-        self.layout = layout = rule.layout = rule.layout.on(coded)
+        self.layout = layout = rule.lay_out(coded)
         self.traffic = Traffic()
         self.parameters = {}
         self.interrupted = None
@@ -212,7 +212,8 @@ class HostTable(StateTable):
 
         def compute() -> None:
             if not done:  # called again after Ctrl-C
-                whole, moments = redistributed(gradient, parameter), widened(self.layout, state)
+                moments = {a: state[key] for key, a in self.layout.moments.items() if key in state}
+                whole = redistributed(gradient, parameter)
                 found = self.rule.second_gradient(group, phase, whole, moments)
                 local(made).copy_(local(redistributed(found, parameter)))
                 done.append(True)

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from nearstep.torch import convert, options
-from nearstep.torch.errors import HyperparameterError, ParameterError, StateError
+from nearstep.torch.errors import (
+    HyperparameterError,
+    ParameterError,
+    StateError,
+    UnsupportedOptionError,
+)
 from nearstep.torch.layout import Layout
 from nearstep.torch.state import ParameterState, count
 from nearstep_spec.rule.optimizer import (
@@ -165,6 +170,19 @@ class BoundRule:
         """Arguments of `nearstep.updater.arguments.rule_arguments`: of parameters in one phase."""
         run = {STEP: phase.step or 1, FIRST: phase.first, PART: phase.part}
         return {**run, **self._values(group)}
+
+    def lay_out(self, formats: Mapping[str, str]) -> Layout:
+        """Set and return the layout of state in these formats, by array.
+
+        Raises
+        ------
+        UnsupportedOptionError
+        """
+        self.layout = self.layout.on(formats)
+        if self.has_two_runs and self.layout.scales:
+            reason = f"each of the two runs of a step of {self.definition.name} would quantize it"
+            raise UnsupportedOptionError("state_dtype", torch.uint8, reason)
+        return self.layout
 
     @property
     def has_two_runs(self) -> bool:

@@ -90,7 +90,7 @@ class StateTable:
         if self.device.backend.is_host_memory:
             self.formats = replace(self.formats, masters=False)
         self.rule = rule
-        self.layout = rule.layout = rule.layout.on(self.formats.state)
+        self.layout = rule.lay_out(self.formats.state)
         self.placement = Placement(self.device)
         self.traffic = Traffic()
         self.parameters: dict[Tensor, DeviceParameter] = {}

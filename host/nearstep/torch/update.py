@@ -19,7 +19,7 @@ from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.dtensor import local, redistributed
 from nearstep.torch.exchange import TOGETHER_ELEMENTS, Results, Sends
 from nearstep.torch.flat_bucket import FlatBucket, ReadyBucket, fits
-from nearstep.torch.formats import copy_array, gradient_array, widened
+from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.state import RESIDUAL, ParameterState, SavedState
 from nearstep.torch.step import Gradient, RunKey, Scaling, StepItem, StepPlan
@@ -250,13 +250,14 @@ class Stepper:
                 held.append((gradient, gradient.whole()))
                 gradient = held[-1][1].view(parameter.shape).to(parameter.device)
             assert isinstance(gradient, Tensor), "whole gradients of one parameter"
-            state: dict[str, Tensor] = {}
-            for key in filter(item.state.has_moment, table.layout.moments):
-                state.update(resident.fetch(key))
+            moments = {
+                array: resident.fetch(key)[key]
+                for key, array in table.layout.moments.items()
+                if item.state.has_moment(key)
+            }
             group = owner.param_groups[item.group]
             gradient = redistributed(gradient, parameter)
             assert item.second is not None, "planned with the first run"
-            moments = widened(table.layout, state)
             made = table.rule.second_gradient(group, item.second, gradient, moments)
             form = resident.gradient_format(made.dtype)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
