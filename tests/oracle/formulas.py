@@ -133,7 +133,7 @@ def muon(kind: Any, x: Numbers, h: Hyper) -> Numbers:
     factor = -h["lr"] * ratio
     if h["part"].format == "bf16":
         fraction, exponent = math.frexp(np.float32(factor))
-        factor = math.ldexp(round(fraction * 256) / 256, exponent)
+        factor = math.ldexp(float(np.rint(fraction * 256)) / 256, exponent)
     return {"p": kind.fma(number(factor), g, p), "m": m}
 
 

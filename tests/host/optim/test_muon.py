@@ -393,7 +393,7 @@ def test_a_device_that_fails_in_either_run_interrupts_the_step(number: int) -> N
             calls.append(given)
             if len(calls) == number + 1:
                 assert isinstance(device.backend, EmulatedBackend)
-                device.backend.inject(Injection("slverr", write=True))
+                device.backend.inject(Injection(kind="slverr", write=True))
             return real(*given, **options)
 
         device.run_rule = failing  # type: ignore[method-assign]
