@@ -211,12 +211,17 @@ class HostTable(StateTable):
         made, done = alike(flat, parameter), list[bool]()
 
         def compute() -> None:
-            if not done:  # called again after Ctrl-C
-                moments = {a: state[key] for key, a in self.layout.moments.items() if key in state}
+            if done:  # called again after Ctrl-C
+                return
+            moments = {a: state[key] for key, a in self.layout.moments.items() if key in state}
+            try:
                 whole = redistributed(gradient, parameter)
                 found = self.rule.second_gradient(group, phase, whole, moments)
                 local(made).copy_(local(redistributed(found, parameter)))
-                done.append(True)
+            except Exception as error:
+                self.interrupted = type(error).__name__
+                raise
+            done.append(True)
 
         arguments = self.arguments(group, phase)
         columns = self._columns(arguments.form, parameter.dtype, dtype)

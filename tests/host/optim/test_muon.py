@@ -24,7 +24,7 @@ from nearstep.torch.errors import (
     StateError,
     UnsupportedOptionError,
 )
-from nearstep_spec.rule.rules import optimizer_named
+from nearstep_spec.rule.optimizer import Optimizer
 
 from ..overflow.jobs import drives
 from .beside import through_a_file
@@ -411,31 +411,63 @@ def test_a_device_that_fails_in_either_run_interrupts_the_step(number: int) -> N
         assert twins.check() == 3 * 16 * 16
 
 
-@pytest.mark.parametrize("name", ["host, drives", "cards"])
-def test_an_error_between_the_runs_rolls_drives_back(
+@pytest.mark.parametrize("name", ["host", "kernel", "host, drives", "cards"])
+def test_an_error_between_the_runs_interrupts_the_step_or_rolls_drives_back(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    calls: list[Any] = []
+    real = Optimizer.second_gradient
+
+    def failing(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) >= 3:
+            raise MemoryError("no room")
+        return real(*given)
+
     with opened(name) as (device, on):
         twins = Twins(device, on=on)
         twins.step()
-        definition = optimizer_named("muon")
-        calls = []
-
-        def failing(*given: Any) -> Any:
-            calls.append(given)
-            if len(calls) == 3:
-                raise MemoryError("no room")
-            return real(*given)
-
-        real = type(definition).second_gradient
+        before = copy.deepcopy(([p.detach() for p in twins.ours], twins.optimizer.state_dict()))
         twins.give()
         with monkeypatch.context() as patch:
-            patch.setattr(
-                type(definition), "second_gradient", lambda _, *given: failing(definition, *given)
-            )
+            patch.setattr(Optimizer, "second_gradient", failing)
             with pytest.raises(MemoryError):
                 twins.optimizer.step()
-        assert len(calls) == 3
+        assert len(calls) >= 3
+        if not on:
+            with pytest.raises(InterruptedStepError, match="failed half way \\(MemoryError\\)"):
+                twins.optimizer.step()
+            with torch.no_grad():
+                for p, old in zip(twins.ours, before[0], strict=True):
+                    p.copy_(old)
+            twins.optimizer.load_state_dict(before[1])
         twins.optimizer.step()
         twins.reference.step()
         assert twins.check() == 3 * sum(a * b for a, b in SHAPES)
+
+
+@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
+def test_gradients_that_the_device_keeps_are_as_before(updates: Any) -> None:
+    """The second run has its gradients in the array of the first ones."""
+    sides = []
+    for _ in range(2):
+        torch.manual_seed(SEED)
+        layers = (torch.nn.Linear(a, b, bias=False) for a, b in ((32, 48), (48, 8), (8, 32)))
+        sides.append(torch.nn.Sequential(*layers))
+    ours, theirs = sides
+    optimizer = nearstep.optim.Muon(ours.parameters(), device=AXDIMM)
+    reference = torch.optim.Muon(theirs.parameters())
+    engine = nearstep.offload(ours, optimizer, budget="150%", updates=updates)
+    compared = 0
+    for _ in range(3):
+        given = torch.randn(4, 32)
+        for model, each in ((ours, optimizer), (theirs, reference)):
+            each.zero_grad()
+            model(given).square().mean().backward()
+            each.step()
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(bits(p.grad), bits(q.grad))
+            compared += p.numel()
+    engine.close()
+    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
+    assert compared == 3 * (32 * 48 + 48 * 8 + 8 * 32)
