@@ -1,4 +1,4 @@
-"""Adam, AdamW, SGD and Adagrad as `torch.optim` has them, with every step on a device.
+"""Adam, AdamW, SGD, Adagrad and Muon as `torch.optim` has them, with every step on a device.
 
 ::
 
@@ -323,13 +323,13 @@ class Muon(DeviceOptimizer, optimizer="muon"):
 
     A step has two runs. The first one updates momentum and decays parameters where these are kept;
     the host fetches momentum and makes the update orthogonal with torch; the second run adds the
-    update. Bits are those of torch's Muon with as many threads, for parameters of every size in
-    fp32, fp16 and, with `nesterov`, bf16. (Without `nesterov` torch divides momentum in bf16 by its
-    norm in each step, in place; nearstep does not.) A parameter may be in its group once.
+    update. Bits are those of torch's Muon with as many threads, in fp32 and fp16 for parameters of
+    every size; `docs/training.md` has the conditions in bf16. A parameter may be in its group once.
 
     `compression` and `max_grad_norm` are refused, since the host computes with whole gradients:
-    call `torch.nn.utils.clip_grad_norm_`. `torch.amp.GradScaler` unscales gradients on the host.
-    Arguments besides torch's are those of `Adam`.
+    call `torch.nn.utils.clip_grad_norm_`. Momentum in 8 bits is refused, too.
+    `torch.amp.GradScaler` unscales gradients on the host. Arguments besides torch's are those of
+    `Adam`.
     """
 
     def __init__(

@@ -205,7 +205,8 @@ class HostTable(StateTable):
     def _again(self, update: HostUpdate, memory: Tensor) -> SecondUpdate:
         (parameter,), (gradient,), (state,) = update.parameters, update.gradients, update.states
         group, form = update.group, self._formats(parameter.dtype).state_of("p")
-        phase = self.rule.second(Phase(0, False), update.name, parameter, form)
+        first = Phase(update.arguments.step or 0, False)
+        phase = self.rule.second(first, update.name, parameter, form)
         dtype = convert.second_dtype(gradient.dtype)
         flat = memory.view(dtype)[: convert.size(parameter)]
         made, done = alike(flat, parameter), list[bool]()

@@ -190,7 +190,7 @@ class BoundRule:
         return self.definition.between is not None
 
     def second(self, phase: Phase, label: str, parameter: Tensor, form: str) -> Phase:
-        """The phase of a parameter in the second run of a step.
+        """The phase of a parameter in the second run of a step, which makes no state.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class BoundRule:
         ParameterError
         """
         self.check_parameter(label, parameter)
-        return phase._replace(part=Part(1, tuple(parameter.shape), form))
+        return Phase(phase.step, False, Part(1, tuple(parameter.shape), form))
 
     def check_parameter(self, label: str, parameter: Tensor) -> None:
         """Raise `ParameterError` unless the rule updates parameters of this shape."""

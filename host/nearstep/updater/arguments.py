@@ -12,6 +12,7 @@ from nearstep.updater.checks import check_scalars, check_step, real
 from nearstep_spec.rule.errors import RuleError
 from nearstep_spec.rule.optimizer import (
     FIRST,
+    FIRST_RUN,
     STEP,
     Choice,
     Flag,
@@ -58,7 +59,7 @@ def rule_arguments(
     *,
     step: int | None = None,
     first: bool = False,
-    part: Part = Part(),  # noqa: B008  # a constant
+    part: Part = FIRST_RUN,
     **given: Any,
 ) -> RuleArguments:
     """Compute the arguments of a step of an optimizer.

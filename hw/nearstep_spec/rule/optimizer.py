@@ -43,7 +43,7 @@ class Part(NamedTuple):
     format: str = "fp32"
 
 
-_FIRST_PART = Part()
+FIRST_RUN = Part()
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Form:
         return self.orders.get(order, self)
 
     def registers(
-        self, values: Mapping[str, Any], step: int, first: bool, part: Part = _FIRST_PART
+        self, values: Mapping[str, Any], step: int, first: bool, part: Part = FIRST_RUN
     ) -> dict[str, float | int]:
         """Compute the registers of a run: scalars as floats exact in binary32, switches as
         0 or 1.

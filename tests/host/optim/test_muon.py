@@ -260,11 +260,11 @@ def test_an_optimizer_of_a_file_has_a_part_of_its_own(tmp_path: Path) -> None:
         "from nearstep_spec.rule.rules import OPTIMIZERS\n"
         "def _centred(g, lr):\n"
         "    return (g - g.mean(1, keepdim=True)).sign() * lr\n"
-        "def _scalars(weight_decay, part):\n"
-        "    return {'decay': 1 - weight_decay, 'm_weight': 0.5, 'step_size': -1.0,\n"
+        "def _scalars(weight_decay, step, part):\n"
+        "    return {'decay': 1 - weight_decay, 'm_weight': 0.5, 'step_size': -step,\n"
         "            'm_from_g': 0, 'second': part.number}\n"
-        "CENTRED = replace(\n"
-        "    OPTIMIZERS['muon'], name='centred', between=_centred, scalars=_scalars)\n"
+        "CENTRED = replace(OPTIMIZERS['muon'], name='centred', between=_centred,\n"
+        "                  scalars=_scalars, counts=True)\n"
     )
     for url in ("host:", f"golden:axdimm?rules={file}:CENTRED&memory_bytes=1MiB"):
         p = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
@@ -277,6 +277,9 @@ def test_an_optimizer_of_a_file_has_a_part_of_its_own(tmp_path: Path) -> None:
         optimizer.step()
         assert torch.equal(p, expected)
         assert torch.equal(optimizer.state[p]["momentum_buffer"], p.grad / 2)
+        optimizer.step()
+        assert torch.equal(p, expected * 0.5 - rows.sign() * 0.5)  # of step 2
+        assert optimizer.state[p]["step"] == 2
 
 
 def _matrix() -> Tensor:
