@@ -1,4 +1,4 @@
-"""Adam, AdamW, SGD and Adagrad as `torch.optim` has them, with every step on a device.
+"""Adam, AdamW, SGD, Adagrad and Muon as `torch.optim` has them, with every step on a device.
 
 ::
 
@@ -89,6 +89,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "GradScaler",
+    "Muon",
     "Traffic",
     "Training",
     "from_deepspeed",
@@ -313,6 +314,46 @@ class Adagrad(DeviceOptimizer, optimizer="adagrad"):
             "maximize": maximize,
             "differentiable": differentiable,
             "fused": fused,
+        }
+        super().__init__(params, defaults, **on)
+
+
+class Muon(DeviceOptimizer, optimizer="muon"):
+    """`torch.optim.Muon` on a device: parameters are matrices; the kernel needs the rule `muon`.
+
+    A step has two runs. The first one updates momentum and decays parameters where these are kept;
+    the host fetches momentum and makes the update orthogonal with torch; the second run adds the
+    update. Bits are those of torch's Muon with as many threads, in fp32 and fp16 for parameters of
+    every size; `docs/training.md` has the conditions in bf16. A parameter may be in its group once.
+
+    `compression` and `max_grad_norm` are refused, since the host computes with whole gradients:
+    call `torch.nn.utils.clip_grad_norm_`. Momentum in 8 bits is refused, too.
+    `torch.amp.GradScaler` unscales gradients on the host. Arguments besides torch's are those of
+    `Adam`.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = (3.4445, -4.775, 2.0315),
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        **on: Unpack[OnDevice],
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
         }
         super().__init__(params, defaults, **on)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nearstep_spec.rule.optimizer import Flag, Form, Numbers, Optimizer
+from nearstep_spec.rule.optimizer import Choice, Flag, Form, Numbers, Optimizer
 from nearstep_spec.rule.rules import OPTIMIZERS
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -37,8 +37,12 @@ def hyper_of(optimizer: Optimizer, form: Form, rng: np.random.Generator) -> dict
     for name, kind in optimizer.hyper.items():
         if isinstance(kind, Flag):
             made[name] = name == form.when or bool(name not in others and rng.integers(2))
+        elif isinstance(kind, Choice):
+            made[name] = str(rng.choice(kind.names))
         elif isinstance(kind, Numbers):
             made[name] = tuple(rng.uniform(0.5, 0.99) for _ in kind.default)
+        elif kind.whole:
+            made[name] = int(rng.integers(1, 5))
         else:
             made[name] = 0.0 if name in others else float(rng.uniform(*ORDINARY))
     while optimizer.conflict is not None and (wrong := optimizer.conflict(made)) is not None:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_spec.rule.optimizer import Part
+
 SPECIALS = np.array(
     [
         *(0x0000_0000, 0x0000_0001, 0x0000_0002, 0x007F_FFFF),  # zero, subnormals
@@ -65,6 +67,10 @@ def hyper(rule: str, rng: random.Random) -> dict[str, Any]:
         made["alpha"] = rng.choice([0.99, rng.random(), 0.0])
     elif rule == "adadelta":
         made["rho"] = rng.choice([0.9, rng.random(), 0.0])
+    elif rule == "muon":
+        made["momentum"] = rng.choice([0.95, rng.random(), 0.0, 0.5, 1.5])
+        made["part"] = rng.choice([Part(), Part(1, (3, 2)), Part(1, (2, 5), "bf16")])
+        made["adjust_lr_fn"] = rng.choice(["original", "match_rms_adamw"])
     if "sgd" not in rule:
         made["eps"] = rng.choice([10 ** rng.uniform(-12, -3), 0.0, 1e-46])
     return made

@@ -15,6 +15,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 Numbers = dict[str, Any]
 Hyper = Mapping[str, Any]
 
@@ -115,6 +117,26 @@ def adadelta(kind: Any, x: Numbers, h: Hyper) -> Numbers:
     return {"p": kind.fma(number(-h["lr"]), delta, x["p"]), "v": v, "d": d}
 
 
+def muon(kind: Any, x: Numbers, h: Hyper) -> Numbers:
+    """Muon of torch: what it does before the iteration of Newton and Schulz, and after it."""
+    number, p, g, m = kind.number, x["p"], x["g"], x["m"]
+    if not h["part"].number:
+        weight = np.float32(1 - h["momentum"])
+        is_small = abs(weight) < 0.5
+        rest = weight if is_small else weight - np.float32(1)
+        m = kind.fma(number(float(rest)), g - m, m if is_small else g)
+        return {"p": number(1 - h["lr"] * h["weight_decay"]) * p, "m": m}
+    rows, columns = h["part"].shape
+    ratio = max(1, rows / columns) ** 0.5
+    if h["adjust_lr_fn"] == "match_rms_adamw":
+        ratio = 0.2 * max(rows, columns) ** 0.5
+    factor = -h["lr"] * ratio
+    if h["part"].format == "bf16":
+        fraction, exponent = math.frexp(np.float32(factor))
+        factor = math.ldexp(float(np.rint(fraction * 256)) / 256, exponent)
+    return {"p": kind.fma(number(factor), g, p), "m": m}
+
+
 Formula = Callable[[Any, Numbers, Hyper], Numbers]
 
 FORMULAS: dict[str, tuple[str, Formula, tuple[str, ...]]] = {
@@ -125,6 +147,7 @@ FORMULAS: dict[str, tuple[str, Formula, tuple[str, ...]]] = {
     "sgd_momentum": ("sgd", sgd, ("p", "g", "m")),
     "adagrad": ("adagrad", adagrad, ("p", "g", "v")),
     "rmsprop": ("rmsprop", rmsprop, ("p", "g", "v")),
+    "muon": ("muon", muon, ("p", "g", "m")),
     "adadelta": ("adadelta", adadelta, ("p", "g", "v", "d")),
 }
 """Of each rule the optimizer, the formula, and the arrays that it reads."""

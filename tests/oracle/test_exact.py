@@ -20,6 +20,7 @@ from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.fp import BF16, FP16, FP32
 from nearstep_spec.rule.adam import ADAM_PAPER
 from nearstep_spec.rule.axpby import AXPBY
+from nearstep_spec.rule.optimizer import Part
 from nearstep_spec.rule.rules import BY_RULE, OPTIMIZERS
 from nearstep_spec.rule.scale import scaled
 
@@ -92,7 +93,7 @@ def as_programmed(name: str, arrays: Mapping[str, Bits], h: Mapping[str, Any], e
     form = form.ordered("paper" if name == "adam_paper" else "default")
     given = {**optimizer.defaults, **h}
     registers: dict[str, float] = dict(
-        form.registers(given, h.get("step", 1), h.get("first", False))
+        form.registers(given, h.get("step", 1), h.get("first", False), h.get("part", Part()))
     )
     rule = form.rule
     if "gradient_scale" in h:

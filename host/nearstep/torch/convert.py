@@ -34,6 +34,11 @@ DTYPES: Mapping[str, torch.dtype] = MappingProxyType({name: dtype for dtype, nam
 """Formats by these names."""
 
 
+def second_dtype(gradient: torch.dtype) -> torch.dtype:
+    """Dtype of the gradient of the second run of a step, by that of the first one's."""
+    return torch.promote_types(gradient, torch.bfloat16)
+
+
 def to_float32(tensor: Tensor) -> NDArray[np.float32]:
     """Elements of `tensor` in logical order as a flat fp32 array.
 

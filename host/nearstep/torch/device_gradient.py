@@ -90,6 +90,10 @@ class DeviceGradient:
         with torch.inference_mode(False), torch.no_grad():
             return self._read(self._extent)
 
+    def restore(self, whole: Tensor) -> None:
+        """Write the gradient again, after a run with another one: what `whole` returned."""
+        self._write(self._extent, whole)
+
     def divide(self, scale: float) -> None:
         """Divide the gradient by `scale` before its next use."""
         self._straighten()

@@ -90,7 +90,7 @@ class StepExecutor:
             {
                 extent: item.resident.target(direct=home.direct, fingerprints=home.fingerprints)
                 for extent, item in items.items()
-                if item.resident.is_fetched
+                if plan.fetches and item.resident.is_fetched
             }
         )
         sends_later = not looks and (compresses or not sends.is_empty)

@@ -31,7 +31,7 @@ def host_device(
     ArgumentError : the rule has other arrays than parameters, gradients and state.
     """
     settings.check_host()
-    settings.check_rounding(rule.definition)
+    settings.check_optimizer(rule.definition)
     processor = open_processor(url)
     dtypes = sorted({p.dtype for p in parameters} & convert.NAMES.keys(), key=str)
     if len(dtypes) > 1:

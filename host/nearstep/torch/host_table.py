@@ -17,10 +17,11 @@ from nearstep.errors import ArgumentError
 from nearstep.placement import LINE_ELEMENTS, padded
 from nearstep.torch import convert
 from nearstep.torch.checks import check_gradient, label
+from nearstep.torch.dtensor import alike, local, redistributed
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.flat_bucket import is_count
 from nearstep.torch.formats import TENSORS, Formats, Quantized, dequantize, quantize
-from nearstep.torch.homes.host import GRADIENT, HostHome, HostUpdate
+from nearstep.torch.homes.host import GRADIENT, HostHome, HostUpdate, SecondUpdate
 from nearstep.torch.layout import Layout
 from nearstep.torch.rule import BoundRule, Phase
 from nearstep.torch.settings import Settings
@@ -55,12 +56,12 @@ class HostTable(StateTable):
         if settings.overflow is not None:
             reason = "a home of one's own keeps state where it says: leave drives to host:"
             raise UnsupportedOptionError("drives", settings.overflow.drives, reason)
-        settings.check_rounding(rule.definition)
+        settings.check_optimizer(rule.definition)
         self.settings = settings
         self.rule = rule
         self._own = {k: v for e in rule.definition.all_forms for k, v in e.rule.formats.items()}
         quantized = self._formats(torch.float32).quantized
-        self.layout = layout = rule.layout = rule.layout.on(quantized)
+        self.layout = layout = rule.lay_out(quantized)
         self.traffic = Traffic()
         self.parameters = {}
         self.interrupted = None
@@ -187,10 +188,50 @@ class HostTable(StateTable):
         for index, group in enumerate(owner.param_groups):
             updates += self._updates(owner, group, index, fresh)
         keep, seed = partial(owner.state.update, fresh), self.settings.rounding_seed
-        self._home.update(updates, scaling.scale, keep, seed)
+        again = self._second(updates) if self.rule.has_two_runs else ()
+        self._home.update(updates, scaling.scale, keep, seed, again)
         self.traffic.steps += 1
         self.traffic.elements += sum(p.numel() for each in updates for p in each.parameters)
         return True
+
+    def _second(self, updates: Iterable[HostUpdate]) -> list[SecondUpdate]:
+        """What computes the gradient of each parameter in the second run of a step, and the run.
+
+        Gradients share memory: each is computed when the run before has ended.
+        """
+        singles = [each for update in updates for each in update.each()]
+        most = max((convert.size(each.parameters[0]) for each in singles), default=0)
+        memory = torch.empty(4 * most, dtype=torch.uint8)
+        return [self._again(each, memory) for each in singles]
+
+    def _again(self, update: HostUpdate, memory: Tensor) -> SecondUpdate:
+        (parameter,), (gradient,), (state,) = update.parameters, update.gradients, update.states
+        group, form = update.group, self._formats(parameter.dtype).state_of("p")
+        first = Phase(update.arguments.step or 0, False)
+        phase = self.rule.second(first, update.name, parameter, form)
+        dtype = convert.second_dtype(gradient.dtype)
+        flat = memory.view(dtype)[: convert.size(parameter)]
+        made, done = alike(flat, parameter), list[bool]()
+
+        def compute() -> None:
+            if done:  # called again after Ctrl-C
+                return
+            moments = {a: state[key] for key, a in self.layout.moments.items() if key in state}
+            try:
+                whole = redistributed(gradient, parameter)
+                found = self.rule.second_gradient(group, phase, whole, moments)
+                local(made).copy_(local(redistributed(found, parameter)))
+            except Exception as error:
+                self.interrupted = type(error).__name__
+                raise
+            done.append(True)
+
+        arguments = self.arguments(group, phase)
+        columns = self._columns(arguments.form, parameter.dtype, dtype)
+        again = update._replace(
+            arguments=arguments, negate=False, columns=columns, gradients=[made]
+        )
+        return compute, again
 
     def _updates(
         self,
@@ -238,7 +279,7 @@ class HostTable(StateTable):
                     group,
                     number,
                     arguments,
-                    group["maximize"],
+                    bool(group.get("maximize")),
                     self._columns(arguments.form, dtype, other),
                     [positions[i] for i in some],
                     [self._indices[parameters[i]] for i in some],

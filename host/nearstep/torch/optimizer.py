@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, Unpack, overload
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
@@ -216,8 +217,11 @@ class DeviceOptimizer(Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """Whether `torch.amp.GradScaler` leaves the division by its scale to the step.
 
-        Not with compression: elements are compared, and residuals added up, without the scale.
+        Not with compression: elements are compared, and residuals added up, without the scale. Nor
+        if the host computes with gradients between two runs.
         """
+        if self.table.rule.has_two_runs:
+            return False
         return self.settings.compression is None and self.table.scans
 
     @property
@@ -345,7 +349,10 @@ class DeviceOptimizer(Optimizer):
             parameters = group["params"]
             for index, parameter in enumerate(parameters):
                 if unclaimed(parameter) is None:
-                    check_parameter(label(group, len(self.param_groups) - 1, index), parameter)
+                    name = label(group, len(self.param_groups) - 1, index)
+                    check_parameter(name, parameter)
+                    if not is_lazy(parameter):
+                        self.table.rule.check_parameter(name, parameter)
             self.settings.check_parameters(parameters)
             wanted = [p for p in parameters if p.requires_grad]
             self.table.place(self, group, wanted)
@@ -367,7 +374,10 @@ class DeviceOptimizer(Optimizer):
             for key, value in packed["state"].items()
         }
         chosen = {"fused": True, "foreach": None}
-        packed["param_groups"] = [{**group, **chosen} for group in packed["param_groups"]]
+        packed["param_groups"] = [
+            {**group, **{key: value for key, value in chosen.items() if key in group}}
+            for group in packed["param_groups"]
+        ]
         return packed
 
     @eager

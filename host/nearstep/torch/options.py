@@ -56,9 +56,12 @@ def normalise(group: MutableMapping[str, Any], options: Container[str]) -> None:
 
 
 def check_complete(group: Mapping[str, Any], options: Iterable[str]) -> None:
-    """Raise `MissingOptionError` for the first of `options` that a group lacks."""
+    """Raise `MissingOptionError` for the first of `options` that a group lacks.
+
+    torch adds options that select an implementation to the defaults of every optimizer.
+    """
     for option in options:
-        if option not in group:
+        if option not in group and option not in _IMPLEMENTATION:
             raise MissingOptionError(option, group)
 
 

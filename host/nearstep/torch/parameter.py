@@ -352,9 +352,10 @@ class DeviceParameter:
         self._leave(None if self.keeps_master else "p")
         self._loaded_master = None
 
-    def gradient_format(self, gradient: Tensor) -> str:
-        """Return the format in which a gradient is sent: its own if the kernel has it, or fp32."""
-        return self._formats.gradient_of(gradient.dtype) if self._narrow else "fp32"
+    def gradient_format(self, dtype: torch.dtype) -> str:
+        """Return the format in which gradients of a dtype are sent: their own if the kernel has it,
+        or fp32."""
+        return self._formats.gradient_of(dtype) if self._narrow else "fp32"
 
     @property
     def copy_format(self) -> str | None:
@@ -372,12 +373,15 @@ class DeviceParameter:
         A large gradient is lent if the device accepts the array unchanged: nothing may write to the
         gradient during the step, which ends with `end_loan`.
         """
-        form = self.gradient_format(gradient)
+        form = self.gradient_format(gradient.dtype)
         wide = form == "fp32"
         array = convert.to_float32(gradient) if wide else convert.to_words(gradient)
         if negated:
             array = convert.negated(array)
         name = gradient_array(form)
+        if name in self._lent:  # of the first run of a step that has two
+            self._lent.remove(name)
+            self.extent.end_loan(name)
         if not self.is_small and self.extent.lend(name, array):
             self._lent.append(name)
         else:
@@ -413,7 +417,7 @@ class DeviceParameter:
         if self.held is not None:
             self.held.add(gradient)
             return
-        form = self.gradient_format(gradient)
+        form = self.gradient_format(gradient.dtype)
         array = gradient_array(form)
         self.held = DeviceGradient(self.extent, array, form, gradient, self._traffic, wait)
 

@@ -5,11 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nearstep.torch import options
-from nearstep.torch.errors import HyperparameterError, StateError
+import torch
+from torch import Tensor
+
+from nearstep.torch import convert, options
+from nearstep.torch.errors import (
+    HyperparameterError,
+    ParameterError,
+    StateError,
+    UnsupportedOptionError,
+)
 from nearstep.torch.layout import Layout
 from nearstep.torch.state import ParameterState, count
-from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Numbers, Optimizer
+from nearstep_spec.rule.optimizer import (
+    FIRST,
+    PART,
+    STEP,
+    Choice,
+    Flag,
+    Form,
+    Numbers,
+    Optimizer,
+    Part,
+)
 
 
 class Phase(NamedTuple):
@@ -19,10 +37,12 @@ class Phase(NamedTuple):
     ----------
     step : t, from 1; 0 if no steps are counted.
     first : the step makes state that there is not yet.
+    part : of a step that has two runs.
     """
 
     step: int
     first: bool
+    part: Part = Part()
 
 
 class BoundRule:
@@ -87,6 +107,8 @@ class BoundRule:
         kind = self.definition.hyper[name]
         if isinstance(kind, Flag):
             return bool(group[name])
+        if isinstance(kind, Choice):
+            return kind.default if group[name] is None else group[name]
         if isinstance(kind, Numbers):
             return options.several(name, group[name], len(kind.default))
         return options.scalar(name, group[name])
@@ -133,6 +155,8 @@ class BoundRule:
         StateError : there is no state that the step needs, and the step cannot make it.
         """
         form = self.form(group)
+        if self.has_two_runs and times > 1:
+            raise ParameterError(label, f"in its group once for {self.definition.name}", times)
         extra = self.definition.extra[form.rule.name]
         missing = [key for key in extra if not _has(state, key)] if extra else []
         if missing and not form.starts:
@@ -144,7 +168,69 @@ class BoundRule:
 
     def given(self, group: Mapping[str, Any], phase: Phase) -> dict[str, Any]:
         """Arguments of `nearstep.updater.arguments.rule_arguments`: of parameters in one phase."""
-        return {STEP: phase.step or 1, FIRST: phase.first, **self._values(group)}
+        run = {STEP: phase.step or 1, FIRST: phase.first, PART: phase.part}
+        return {**run, **self._values(group)}
+
+    def lay_out(self, formats: Mapping[str, str]) -> Layout:
+        """Set and return the layout of state in these formats, by array.
+
+        Raises
+        ------
+        UnsupportedOptionError
+        """
+        self.layout = self.layout.on(formats)
+        if self.has_two_runs and self.layout.scales:
+            reason = f"each of the two runs of a step of {self.definition.name} would quantize it"
+            raise UnsupportedOptionError("state_dtype", torch.uint8, reason)
+        return self.layout
+
+    @property
+    def has_two_runs(self) -> bool:
+        """Whether the host computes between two runs of a step."""
+        return self.definition.between is not None
+
+    def second(self, phase: Phase, label: str, parameter: Tensor, form: str) -> Phase:
+        """The phase of a parameter in the second run of a step, which makes no state.
+
+        Parameters
+        ----------
+        form : of the parameter in memory.
+
+        Raises
+        ------
+        ParameterError
+        """
+        self.check_parameter(label, parameter)
+        return Phase(phase.step, False, Part(1, tuple(parameter.shape), form))
+
+    def check_parameter(self, label: str, parameter: Tensor) -> None:
+        """Raise `ParameterError` unless the rule updates parameters of this shape."""
+        wanted = self.definition.dimensions
+        if wanted is not None and parameter.ndim != wanted:
+            expected = f"of {wanted} dimensions for {self.definition.name}"
+            raise ParameterError(label, expected, f"of shape {tuple(parameter.shape)}")
+
+    def second_gradient(
+        self,
+        group: Mapping[str, Any],
+        phase: Phase,
+        gradient: Tensor,
+        moments: Mapping[str, Tensor],
+    ) -> Tensor:
+        """Gradient of a parameter in the second run, as of `Optimizer.second_gradient`.
+
+        Parameters
+        ----------
+        phase : as of `second`.
+        moments : by array, after the first run.
+        """
+        negated = -gradient if group.get("maximize") else gradient
+        arrays, dtype = {"g": negated, **moments}, gradient.dtype
+        for moment in moments.values():
+            dtype = torch.promote_types(dtype, moment.dtype)
+        arrays = {name: array.to(dtype) for name, array in arrays.items()}
+        made: Tensor = self.definition.second_gradient(arrays, self._values(group), phase.part)
+        return made.to(convert.second_dtype(gradient.dtype))
 
 
 def _has(state: Mapping[str, Any], key: str) -> bool:

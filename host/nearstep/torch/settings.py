@@ -312,13 +312,19 @@ class Settings:
             if value is not None:
                 raise UnsupportedOptionError(name, value, "it is for a device: give one by device=")
 
-    def check_rounding(self, optimizer: Optimizer) -> None:
-        """Make sure that stochastic rounding has other random bits in each step.
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Check that stochastic rounding has other random bits in each step, and that the host has
+        the gradients that it computes with between two runs.
 
         Raises
         ------
         UnsupportedOptionError
         """
+        share = None if self.compression is None else self.compression.share
+        for name, value in (("compression", share), ("max_grad_norm", self.max_grad_norm)):
+            if optimizer.between is not None and value is not None:
+                reason = f"the host computes {optimizer.name}'s update of whole gradients"
+                raise UnsupportedOptionError(name, value, reason)
         if self.stochastic and not optimizer.counts:
             reason = f"{optimizer.name} counts no steps, whose random bits have to differ"
             raise UnsupportedOptionError("rounding", "stochastic", reason)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from nearstep.placement import Segment
+from nearstep.torch import convert
 from nearstep.torch.compression import Compressed
 from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.flat_bucket import FlatBucket
@@ -60,6 +61,7 @@ class StepItem:
     parameter : None for a bucket.
     resident : the parameter, or the bucket, on the device.
     found : state before the step.
+    second : phase in the second run; None without one.
     key, state, compressed : set when the item's data has been sent.
     """
 
@@ -71,6 +73,7 @@ class StepItem:
     resident: DeviceParameter | FlatBucket = field(init=False)
     found: ParameterState | SavedState | None = None
     phase: Phase = field(init=False)
+    second: Phase | None = None
     key: RunKey = field(init=False)
     state: ParameterState = field(init=False)
     compressed: Compressed | None = None
@@ -104,12 +107,14 @@ class StepPlan:
     ----------
     arrays : for each group the arrays of its rule, with their first values.
     arguments : arguments of runs, by group and phase.
+    fetches : parameters are fetched after the run; else another run follows.
     """
 
     items: Sequence[StepItem]
     arrays: Sequence[Mapping[str, float]]
     arguments: Mapping[tuple[int, Phase], RuleArguments]
     scaling: Scaling
+    fetches: bool = True
 
     def singles(self) -> Sequence[DeviceParameter]:
         """Return the parameters that are in no bucket."""
@@ -133,7 +138,10 @@ class StepPlan:
             if isinstance(gradient, DeviceGradient):
                 needed[gradient_array(gradient.form)] = 0.0
             elif isinstance(gradient, Tensor):
-                needed[gradient_array(resident.gradient_format(gradient))] = 0.0
+                needed[gradient_array(resident.gradient_format(gradient.dtype))] = 0.0
+            if item.second is not None and isinstance(gradient, Tensor | DeviceGradient):
+                dtype = convert.second_dtype(gradient.dtype)
+                needed[gradient_array(resident.gradient_format(dtype))] = 0.0
             if resident.copy_format is not None:
                 needed[copy_array(resident.copy_format)] = 0.0
         return needed

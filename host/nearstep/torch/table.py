@@ -85,12 +85,12 @@ class StateTable:
         kernel = self.device.config
         self.settings = settings.on(self.device)
         self.settings.check(kernel, cards=bool(self.device.drive_places))
-        self.settings.check_rounding(rule.definition)
+        self.settings.check_optimizer(rule.definition)
         self.formats = Formats.of(kernel)
         if self.device.backend.is_host_memory:
             self.formats = replace(self.formats, masters=False)
         self.rule = rule
-        self.layout = rule.layout = rule.layout.on(self.formats.state)
+        self.layout = rule.lay_out(self.formats.state)
         self.placement = Placement(self.device)
         self.traffic = Traffic()
         self.parameters: dict[Tensor, DeviceParameter] = {}

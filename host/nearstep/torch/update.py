@@ -17,7 +17,7 @@ from nearstep.torch.checks import check_gradient, check_parameter, is_plain, lab
 from nearstep.torch.compression import Compressed, ScratchPool
 from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
 from nearstep.torch.dtensor import local, redistributed
-from nearstep.torch.exchange import TOGETHER_ELEMENTS, Sends
+from nearstep.torch.exchange import TOGETHER_ELEMENTS, Results, Sends
 from nearstep.torch.flat_bucket import FlatBucket, ReadyBucket, fits
 from nearstep.torch.formats import copy_array, gradient_array
 from nearstep.torch.homes.durable import DurableHome
@@ -25,6 +25,7 @@ from nearstep.torch.state import RESIDUAL, ParameterState, SavedState
 from nearstep.torch.step import Gradient, RunKey, Scaling, StepItem, StepPlan
 from nearstep.torch.table import Groups, Owner, States, StateTable
 from nearstep.updater.accelerated import AcceleratedRuns
+from nearstep.work.timeline import Timeline
 
 
 class Stepper:
@@ -147,12 +148,14 @@ class Stepper:
                 else:
                     state = item.found or table.first_state(resident, group)
             item.phase = rule.phase(group, resident.label, state, item.times)
-            if (item.group, item.phase) not in arguments:
-                found = table.arguments(group, item.phase)
-                arguments[item.group, item.phase] = found
-        return StepPlan(
-            every, [rule.arrays(each) for each in owner.param_groups], arguments, scaling
-        )
+            if rule.has_two_runs:
+                form = table.formats.state_of("p")
+                item.second = rule.second(item.phase, resident.label, resident.parameter, form)
+            for phase in filter(None, (item.phase, item.second)):
+                if (item.group, phase) not in arguments:
+                    arguments[item.group, phase] = table.arguments(group, phase)
+        arrays = [rule.arrays(each) for each in owner.param_groups]
+        return StepPlan(every, arrays, arguments, scaling, fetches=not rule.has_two_runs)
 
     def _apply(self, owner: Owner, plan: StepPlan) -> bool:
         """Prepare the items of a plan, execute the plan, and give the parameters their results;
@@ -165,6 +168,8 @@ class Stepper:
             results = table.executor.make(plan, sends, begun)
             if results is None:
                 return False
+            if not plan.fetches:
+                results = self._run_again(owner, plan)
             written = [table.rule.written(each) for each in plan.arrays]
             counts: list[Tensor] = []
             for item in items:
@@ -195,7 +200,7 @@ class Stepper:
         """
         table, gradient, resident = self._table, item.gradient, item.resident
         group = owner.param_groups[item.group]
-        maximize, scales = bool(group["maximize"]), table.device.config.gradient_scale
+        maximize, scales = bool(group.get("maximize")), table.device.config.gradient_scale
         negated = maximize and not scales
         if isinstance(resident, FlatBucket):
             assert isinstance(gradient, list), "a bucket has a gradient for each parameter"
@@ -221,7 +226,7 @@ class Stepper:
             assert compression is not None, "the gradient was compressed"
             form, item.compressed = compression.format, gradient.land()
         elif compression is None:
-            form = resident.gradient_format(gradient)
+            form = resident.gradient_format(gradient.dtype)
             resident.extent.segment.reserve({gradient_array(form): 0.0})
             resident.send_gradient(gradient, sends, negated=negated)
         else:
@@ -233,6 +238,38 @@ class Stepper:
         if copied is not None:
             resident.extent.segment.reserve({copy_array(copied): 0.0})
         item.key = RunKey(item.group, item.phase, form, copied, item.times, maximize and scales)
+
+    def _run_again(self, owner: Owner, plan: StepPlan) -> Results:
+        """Run the rule a second time, with gradients that the host computes of those of the first
+        run and of the moments (`Optimizer.between`)."""
+        table, before = self._table, self._table.executor.timeline
+        sends, held = Sends(at_once=table.home.at_once), list[tuple[DeviceGradient, Tensor]]()
+        for item in plan.items:
+            resident, parameter, gradient = item.single, item.single.parameter, item.gradient
+            if isinstance(gradient, DeviceGradient):
+                held.append((gradient, gradient.whole()))
+                gradient = held[-1][1].view(parameter.shape).to(parameter.device)
+            assert isinstance(gradient, Tensor), "whole gradients of one parameter"
+            moments = {
+                array: resident.fetch(key)[key]
+                for key, array in table.layout.moments.items()
+                if item.state.has_moment(key)
+            }
+            group = owner.param_groups[item.group]
+            gradient = redistributed(gradient, parameter)
+            assert item.second is not None, "planned with the first run"
+            made = table.rule.second_gradient(group, item.second, gradient, moments)
+            form = resident.gradient_format(made.dtype)
+            resident.extent.segment.reserve({gradient_array(form): 0.0})
+            resident.send_gradient(made, sends)
+            item.key = item.key._replace(phase=item.second, gradient_format=form, negate=False)
+        results = table.executor.make(replace(plan, fetches=True), sends, [])
+        assert results is not None, "gradients are not scanned"
+        if before is not None and table.executor.timeline is not None:
+            table.executor.timeline = Timeline.joined([before, table.executor.timeline])
+        for device_gradient, whole in held:
+            device_gradient.restore(whole)
+        return results
 
     def _finish(self, owner: Owner, item: StepItem, written: Sequence[str]) -> list[Tensor]:
         """Record a parameter's update and the moments written.
@@ -324,7 +361,7 @@ class Stepper:
     ) -> None:
         """Make buckets of this step's items for the next step."""
         table = self._table
-        if (not items and bucketed) or table.home.is_durable:
+        if (not items and bucketed) or table.home.is_durable or table.rule.has_two_runs:
             return
         single = len({item.resident.extent for item in items}) == len(items)
         if table.settings.compression is not None or not single or any(i.times > 1 for i in items):

@@ -10,7 +10,19 @@ from nearstep.errors import ArgumentError
 from nearstep.scalars import flag
 from nearstep.updater.checks import check_scalars, check_step, real
 from nearstep_spec.rule.errors import RuleError
-from nearstep_spec.rule.optimizer import FIRST, STEP, Flag, Form, Number, Numbers, Optimizer
+from nearstep_spec.rule.optimizer import (
+    FIRST,
+    FIRST_RUN,
+    STEP,
+    Choice,
+    Flag,
+    Form,
+    Hyper,
+    Number,
+    Numbers,
+    Optimizer,
+    Part,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +59,7 @@ def rule_arguments(
     *,
     step: int | None = None,
     first: bool = False,
+    part: Part = FIRST_RUN,
     **given: Any,
 ) -> RuleArguments:
     """Compute the arguments of a step of an optimizer.
@@ -56,6 +69,7 @@ def rule_arguments(
     order : of the arithmetic in the kernel.
     step : t, from 1; required if the rule depends on it.
     first : state of the selected rule alone is empty.
+    part : the run of a step that has two.
     **given : hyper-parameters; others have defaults.
 
     Raises
@@ -83,7 +97,7 @@ def rule_arguments(
     if optimizer.counts and step is not None:
         text.append(f"{STEP}={step}")
     try:
-        scalars = chosen.registers(values, 1 if step is None else step, first)
+        scalars = chosen.registers(values, 1 if step is None else step, first, part)
     except RuleError as error:
         raise ArgumentError(str(error)) from error
     except (ArithmeticError, ValueError, TypeError) as error:
@@ -94,9 +108,13 @@ def rule_arguments(
     return RuleArguments(rule=rule, form=chosen, scalars=scalars, given=", ".join(text), step=step)
 
 
-def _value(name: str, kind: Number | Flag, given: Mapping[str, Any]) -> Any:
+def _value(name: str, kind: Hyper, given: Mapping[str, Any]) -> Any:
     """A checked hyper-parameter."""
     value = given.get(name, kind.default)
+    if isinstance(kind, Choice):
+        if not kind.holds(value):
+            raise ArgumentError(f"{name} must be {kind.expected}, not {value!r}")
+        return kind.default if value is None else value
     if isinstance(kind, Flag):
         return flag(name, value)
     if isinstance(kind, Numbers):

@@ -10,20 +10,40 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from nearstep_spec.rule.errors import RuleError, UnknownNameError
 from nearstep_spec.rule.rule import Rule
 from nearstep_spec.rule.scalars import float32
 
-__all__ = ["Conflict", "Flag", "Form", "Hyper", "Number", "Numbers", "Optimizer"]
+__all__ = ["Choice", "Conflict", "Flag", "Form", "Hyper", "Number", "Numbers", "Optimizer", "Part"]
 
 FIRST = "first"
+PART = "part"
 STEP = "step"
+GRADIENT = "g"
 DEFAULT_ORDER = "default"
 
 Conflict = tuple[str, str]
 """Name of a hyper-parameter, and its valid values."""
+
+
+class Part(NamedTuple):
+    """A run of a step that has two, see `Optimizer.between`.
+
+    Attributes
+    ----------
+    number : 0, or 1 in the second run.
+    shape : of the parameters of the second run.
+    format : of the parameters of the second run, in memory.
+    """
+
+    number: int = 0
+    shape: tuple[int, ...] = ()
+    format: str = "fp32"
+
+
+FIRST_RUN = Part()
 
 
 @dataclass(frozen=True)
@@ -34,25 +54,29 @@ class Number:
     ----------
     default : None: the value must be given.
     allowed : text for the bounds, if the default text does not fit.
+    whole : only whole numbers are valid.
     """
 
     default: float | None = None
     low: float = 0.0
     below: float = math.inf
     allowed: str = ""
+    whole: bool = False
 
     def holds(self, value: float) -> bool:
         """Whether `value` is valid."""
-        return math.isfinite(value) and self.low <= value < self.below
+        is_within = math.isfinite(value) and self.low <= value < self.below
+        return is_within and not (self.whole and value % 1)
 
     @property
     def expected(self) -> str:
         """Describe the valid values."""
         if self.allowed:
             return self.allowed
+        kind = "a whole number " if self.whole else ""
         if math.isinf(self.below):
-            return f"finite and at least {self.low:g}"
-        return f"in [{self.low:g}, {self.below:g})"
+            return f"{kind}finite and at least {self.low:g}"
+        return f"{kind}in [{self.low:g}, {self.below:g})"
 
 
 @dataclass(frozen=True)
@@ -75,7 +99,24 @@ class Flag:
     default: bool = False
 
 
-Hyper = Number | Numbers | Flag
+@dataclass(frozen=True)
+class Choice:
+    """A hyper-parameter that is one of several names; None is the default."""
+
+    default: str
+    names: tuple[str, ...]
+
+    def holds(self, value: object) -> bool:
+        """Whether `value` is valid."""
+        return value is None or value in self.names
+
+    @property
+    def expected(self) -> str:
+        """Describe the valid values."""
+        return f"None or one of {', '.join(self.names)}"
+
+
+Hyper = Number | Numbers | Flag | Choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +126,8 @@ class Form:
     Parameters
     ----------
     scalars : computes every register of the rule, rounded to binary32 afterwards. Its parameters
-        are names of hyper-parameters, and optionally `step` (t, from 1) and `first` (state of this
-        form alone is empty).
+        are names of hyper-parameters, and optionally `step` (t, from 1), `first` (state of this
+        form alone is empty), and `part` (`Part`, the run of a step that has two).
     when : the form is selected if this hyper-parameter is not 0; among several the last.
     orders : variants with another order of the arithmetic, by name in configurations.
     remainder : a rule with the same registers and arrays, for elements of a tensor behind the last
@@ -119,12 +160,12 @@ class Form:
         return self.orders.get(order, self)
 
     def registers(
-        self, values: Mapping[str, Any], step: int, first: bool
+        self, values: Mapping[str, Any], step: int, first: bool, part: Part = FIRST_RUN
     ) -> dict[str, float | int]:
-        """Compute the registers of a step: scalars as floats exact in binary32, switches as
+        """Compute the registers of a run: scalars as floats exact in binary32, switches as
         0 or 1.
         """
-        known = {**values, STEP: step, FIRST: first}
+        known = {**values, STEP: step, FIRST: first, PART: part}
         made = self.scalars(**{name: known[name] for name in self.takes})
         self.rule.check_scalars(made)
         return {
@@ -150,6 +191,12 @@ class Optimizer:
     initial : hyper-parameter that is the initial value of an array, if not 0.
     from_start : torch makes state in the constructor, not in the first step.
     conflict : returns the error of a combination of valid hyper-parameters, or None.
+    between : the part of a step that is not elementwise. A step then runs the rule twice: the first
+        run has the gradients, and the second run has what this function returns of them, tensor by
+        tensor, on the host. Its parameters are `g`, names of states except `p`, with the values of
+        the first run, names of hyper-parameters, and `part`, the second run. The result has the
+        shape of `g`, and is rounded to bf16 if `g` is in bf16.
+    dimensions : that parameters must have; None: any number.
 
     Raises
     ------
@@ -169,11 +216,14 @@ class Optimizer:
     initial: Mapping[str, str] = field(default_factory=dict)
     from_start: bool = False
     conflict: Callable[[Mapping[str, Any]], Conflict | None] | None = None
+    between: Callable[..., Any] | None = None
+    dimensions: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", self.name or self.rule.name)
-        known = (*self.hyper, *([STEP] if self.counts else []), FIRST)
-        for reserved in {STEP, FIRST} & set(self.hyper):
+        parts = [] if self.between is None else [PART]
+        known = (*self.hyper, *([STEP] if self.counts else []), FIRST, *parts)
+        for reserved in {STEP, FIRST, PART} & set(self.hyper):
             raise RuleError(f"{reserved!r} is no hyper-parameter's name", self.rule.location)
         for form in self.all_forms:
             location = form.rule.location
@@ -186,6 +236,10 @@ class Optimizer:
         if len(self.by_rule) != 1 + len(self.forms):
             raise RuleError(f"Forms of {self.name!r} must have different rules", self.rule.location)
         arrays = {each for form in self.all_forms for each in form.rule.states}
+        given = (GRADIENT, *self.state.values(), *self.hyper, PART)
+        for each in self._between_takes:
+            if each not in given:
+                raise UnknownNameError("array or hyper-parameter", each, given, self.rule.location)
         for each in (*self.state.values(), *self.initial):
             if each not in arrays:
                 raise UnknownNameError("state", each, sorted(arrays), self.rule.location)
@@ -236,6 +290,25 @@ class Optimizer:
     def defaults(self) -> dict[str, Any]:
         """Defaults of the hyper-parameters; None for required ones."""
         return {name: each.default for name, each in self.hyper.items()}
+
+    @cached_property
+    def _between_takes(self) -> tuple[str, ...]:
+        return () if self.between is None else tuple(inspect.signature(self.between).parameters)
+
+    def second_gradient(
+        self, arrays: Mapping[str, Any], values: Mapping[str, Any], part: Part
+    ) -> Any:
+        """Return the gradient of the second run of a step that has two.
+
+        Parameters
+        ----------
+        arrays : tensors of one parameter: the gradient of the first run, and moments after it.
+        values : hyper-parameters.
+        part : the second run.
+        """
+        assert self.between is not None, "the step has two runs"
+        known = {**values, **arrays, PART: part}
+        return self.between(**{name: known[name] for name in self._between_takes})
 
     @property
     def optional(self) -> frozenset[str]:

@@ -23,7 +23,7 @@ from nearstep.torch import convert
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.fp import BF16
-from nearstep_spec.rule.optimizer import Form, Optimizer
+from nearstep_spec.rule.optimizer import Form, Optimizer, Part
 from nearstep_spec.rule.rules import optimizer_named
 
 from ..driver.conftest import chosen
@@ -48,6 +48,9 @@ DEVICES = {
 NAMES = [pytest.param(name, id=name.rpartition(":")[2] or name) for name in RULES]
 SHM = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "shm_home.py"))
 SIZES = (1, 5, 16, 257, 1000)
+MATRICES = ((1, 1), (5, 1), (4, 4), (1, 257), (40, 25))
+"""Shapes of as many elements."""
+
 STEPS = 3
 SEED = 17
 
@@ -59,6 +62,7 @@ class Expected:
         self, given: torch.Tensor, optimizer: Optimizer, form: Form, hyper: dict, in_place: bool
     ) -> None:
         self.form, self.hyper, self.dtype, self.made = form, hyper, given.dtype, 0
+        self.optimizer, self.shape = optimizer, tuple(given.shape)
         self.formats, narrow = form.rule.formats, given.dtype == torch.bfloat16
         if in_place:  # state is of the parameter's format, unless the rule says more
             own = self.formats or (dict.fromkeys(form.rule.states, "bf16") if narrow else {})
@@ -76,9 +80,26 @@ class Expected:
 
     def step(self, gradient: torch.Tensor, maximize: bool) -> None:
         g = convert.to_float32(gradient)
-        registers = self.form.registers(self.hyper, self.made + 1, self.made == 0)
+        g = fp.mul32(g, np.full(g.size, -1.0 if maximize else 1.0, np.float32))
+        self.run(g, Part())
+        if self.optimizer.between is not None:
+            part = Part(1, self.shape, self.formats.get("p", "fp32"))
+            arrays = {"g": g, **{name: self.arrays[name] for name in self.form.rule.states}}
+            narrow = gradient.dtype == torch.bfloat16 and self.formats.get("m") == "bf16"
+            tensors = {
+                name: torch.from_numpy(array)
+                .view(self.shape)
+                .to(torch.bfloat16 if narrow else torch.float32)
+                for name, array in arrays.items()
+            }
+            second = self.optimizer.second_gradient(tensors, self.hyper, part)
+            self.run(convert.to_float32(second), part)
+        self.made += 1
+
+    def run(self, g: NDArray, part: Part) -> None:
+        registers = self.form.registers(self.hyper, self.made + 1, self.made == 0, part)
         given = {name: self.arrays[name] for name in self.form.rule.states}
-        given["g"] = fp.mul32(g, np.full(g.size, -1.0 if maximize else 1.0, np.float32))
+        given["g"] = g
         made = evaluate(self.form.rule, given, registers)
         if self.remainder is not None:
             for name, values in evaluate(self.remainder, given, registers).items():
@@ -88,7 +109,6 @@ class Expected:
             if self.formats.get(name) == "bf16":
                 kept = fp.widen32(fp.narrow32(values, BF16), BF16)
             self.arrays[name] = kept
-        self.made += 1
 
     def parameter(self) -> NDArray:
         """Patterns of the parameter as the host has it."""
@@ -143,7 +163,8 @@ def train(
     groups, models = [], []
     first = hyper_of(definition, form, rng)
     for maximize in (False, True):
-        given = [torch.randn(n, generator=generator).to(dtype).requires_grad_() for n in SIZES]
+        shapes = SIZES if definition.dimensions is None else MATRICES
+        given = [torch.randn(n, generator=generator).to(dtype).requires_grad_() for n in shapes]
         hyper = hyper_of(definition, form, rng)
         for key in definition.initial.values():  # the one that all groups have
             hyper[key] = first[key]

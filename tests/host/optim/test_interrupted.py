@@ -146,16 +146,18 @@ def _groups(parameters):
 @like_torch
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("layout", ["dense", "strided"])
-def test_ctrl_c_leaves_the_old_step_or_the_new_one_on_the_host(first, layout):
+@pytest.mark.parametrize("kind", ["AdamW", "Muon"])
+def test_ctrl_c_leaves_the_old_step_or_the_new_one_on_the_host(kind, first, layout):
     seed = 11
     print(f"seed {seed}")
-    shapes = [(16, 16), (48,), (32, 4)]
+    shapes = [(16, 16), (48, 1), (32, 4)]
+    ours_of, fused = getattr(nearstep.optim, kind), {"fused": True} if kind == "AdamW" else {}
 
     def begin(made, **on):
         generator = torch.Generator().manual_seed(seed)
         tensors = [torch.randn(each, generator=generator) for each in shapes]
         parameters = [torch.nn.Parameter(each) for each in tensors]
-        if layout == "strided" and made is nearstep.optim.AdamW:
+        if layout == "strided" and made is ours_of:
             wide = [torch.stack([p.detach(), p.detach()], -1) for p in parameters]
             parameters = [torch.nn.Parameter(each[..., 0]) for each in wide]
         return parameters, made(_groups(parameters), lr=1e-2, **on)
@@ -168,10 +170,10 @@ def test_ctrl_c_leaves_the_old_step_or_the_new_one_on_the_host(first, layout):
 
     def found(parameters, optimizer):
         states = [optimizer.state.get(p, {}) for p in parameters]
-        tensors = [*parameters, *(s[k] for s in states for k in ("step", "exp_avg") if k in s)]
+        tensors = [*parameters, *(s[k] for s in states for k in s if k != "exp_avg_sq")]
         return [each.detach().contiguous().numpy().tobytes() for each in tensors]
 
-    reference = begin(torch.optim.AdamW, fused=True)
+    reference = begin(getattr(torch.optim, kind), **fused)
     expected = [found(*reference)]
     for number in range(4):
         step(*reference, number)
@@ -179,7 +181,7 @@ def test_ctrl_c_leaves_the_old_step_or_the_new_one_on_the_host(first, layout):
     before = 0 if first else 1
 
     def run(at):
-        ours = begin(nearstep.optim.AdamW)
+        ours = begin(ours_of)
         for number in range(before):
             step(*ours, number)
         interrupts = Interrupts(at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -83,6 +83,10 @@ class HostUpdate(NamedTuple):
     def name(self) -> str:
         """What errors call the first parameter."""
         return label(self.group, self.number, self.positions[0])
+
+
+SecondUpdate = tuple[Callable[[], object], HostUpdate]
+"""What computes the gradient of one parameter for the second run of a step, and that run."""
 
 
 class _Part(NamedTuple):
@@ -182,6 +186,7 @@ class HostHome:
         scale: float = 1.0,
         keep: Callable[[], object] = int,
         seed: int = 0,
+        again: Sequence[SecondUpdate] = (),
     ) -> None:
         """Make a step, and add 1 to the step counts; all is checked before anything changes.
 
@@ -193,6 +198,7 @@ class HostHome:
             first; others after the update, which divides them in fp32 without rounding.
         keep : called when all has been checked, perhaps twice: keeps the states.
         seed : of random bits.
+        again : updates in order, after all others.
 
         Raises
         ------
@@ -204,13 +210,10 @@ class HostHome:
         divided, changes, late = ({}, [], []) if scale == 1.0 else _divided(updates, scale)
         changes.append(keep)
         for run in runs:
-            for each in run.alone:
-                gradients = [divided.get(id(g), g) for g in each.gradients]
-                changes.append(self._alone(each._replace(gradients=gradients), scale, seed))
-            if len(run.blocks):
-                changes.append(self._run(run.plain, run.blocks, seed))
-                changed = [t for index in self._written(run.plain) for t in run.columns[index]]
-                changes.append(partial(torch.autograd.graph.increment_version, changed))
+            changes += self._changes_of(run, divided, scale, seed)
+        later = [(compute, self._checked(each)) for compute, each in again]
+        for compute, run in later:
+            changes += [compute, *self._changes_of(run, {}, 1.0, seed)]
         states = [state for each in updates for state in each.states]
         counts = [state["step"] for state in states] if self.layout.counts else []
         if counts:  # without alpha torch would make each its own tensor of 1
@@ -218,7 +221,19 @@ class HostHome:
             changes.append(once(partial(torch._foreach_add_, counts, one, alpha=1)))
         _make([*changes, *late])
 
-    def _checked(self, update: HostUpdate, scale: float) -> _Run:
+    def _changes_of(
+        self, run: _Run, divided: Mapping[int, Tensor], scale: float, seed: int
+    ) -> Iterator[Callable[[], object]]:
+        """Yield the changes of a run."""
+        for each in run.alone:
+            gradients = [divided.get(id(g), g) for g in each.gradients]
+            yield self._alone(each._replace(gradients=gradients), scale, seed)
+        if len(run.blocks):
+            yield self._run(run.plain, run.blocks, seed)
+            changed = [t for index in self._written(run.plain) for t in run.columns[index]]
+            yield partial(torch.autograd.graph.increment_version, changed)
+
+    def _checked(self, update: HostUpdate, scale: float = 1.0) -> _Run:
         """An update as a run."""
         if scale != 1.0:
             update = update._replace(columns=update.columns.widened(GRADIENT))
