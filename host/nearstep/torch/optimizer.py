@@ -7,8 +7,8 @@ import inspect
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, Unpack, overload
 
@@ -31,6 +31,7 @@ from nearstep.torch.homes.open_home import open_home
 from nearstep.torch.homes.opening import given_groups, tensors_of
 from nearstep.torch.host_device import host_device
 from nearstep.torch.host_table import HOST, HostTable, MakeHome
+from nearstep.torch.in_backward import BackwardUpdates
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.rule import BoundRule
@@ -144,6 +145,7 @@ class DeviceOptimizer(Optimizer):
             weakref.finalize(self, self.table.placement.free)
         self.layout = self.table.layout
         self.around_update = nullcontext
+        self._early = BackwardUpdates(self) if self.settings.in_backward else None
         self._report_inf: Tensor | None = None
 
     @property
@@ -218,6 +220,8 @@ class DeviceOptimizer(Optimizer):
 
         Not with compression: elements are compared, and residuals added up, without the scale.
         """
+        if self._early is not None:
+            self._early.refuse_scaler(self)
         return self.settings.compression is None and self.table.scans
 
     @property
@@ -288,8 +292,11 @@ class DeviceOptimizer(Optimizer):
         try:
             with torch.no_grad(), self.around_update():
                 scaling = self._ready()
-                if scaling is None or not self._stepper.step(self, scaling):
+                only = None if self._early is None else self._early.left(self)
+                if scaling is None or not self._stepper.step(self, scaling, only):
                     self.traffic.skipped += 1
+                if self._early is not None:
+                    self._early.begin(self)
         except BaseException:
             self._report_inf = None
             for name in ("grad_scale", "found_inf"):  # GradScaler deletes both after other steps
@@ -311,19 +318,34 @@ class DeviceOptimizer(Optimizer):
         return None if found_inf else Scaling(factor, self._report_inf)
 
     @eager
-    def update_held(self) -> None:
-        """Update, before the next step, parameters whose gradients the device keeps, except
-        gradients marked as applied.
-        """
+    def update_early(self, parameters: Container[Tensor]) -> None:
+        """Update some parameters before the next step, as that step would."""
         with torch.no_grad():
             scaling = self._ready()
             if scaling is not None:
-                self._stepper.step(self, scaling, held_only=True)
+                self._stepper.step(self, scaling, parameters)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """With updates in backward: accumulate the gradients of backward in this `with` statement.
+
+        Enter it around every backward of a step except the last, which updates each parameter with
+        the sum, as it is without updates in backward.
+        """
+        with nullcontext() if self._early is None else self._early.accumulating():
+            yield
 
     @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients as torch does; gradients on the device are fetched only to become
-        zeros."""
+        zeros.
+
+        Raises
+        ------
+        EarlyUpdateError : backward has updated parameters; no gradient was reset.
+        """
+        if self._early is not None:
+            self._early.reset(self, set_to_none=set_to_none)
         for resident in self.table.parameters.values() if set_to_none else ():
             if resident.held is not None and not resident.held.applied:
                 resident.release_gradient()
@@ -349,6 +371,8 @@ class DeviceOptimizer(Optimizer):
             self.settings.check_parameters(parameters)
             wanted = [p for p in parameters if p.requires_grad]
             self.table.place(self, group, wanted)
+            if self._early is not None:
+                self._early.watch(self)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -431,6 +455,8 @@ class DeviceOptimizer(Optimizer):
         else:
             load()
         table.interrupted = None
+        if self._early is not None:
+            self._early.begin(self)
 
     @eager
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -454,6 +480,8 @@ class DeviceOptimizer(Optimizer):
         if self._durable is not None:
             self._durable.check_whole(self.table)
         self.table.check_whole(action)
+        if self._early is not None and action != "step":
+            self._early.check_between(action)
 
     def resident(self, parameter: Tensor) -> DeviceParameter:
         """Return the parameter on the device; allocate an extent if needed, without state for a

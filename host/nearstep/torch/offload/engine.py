@@ -150,7 +150,6 @@ class Engine:
         if self._optimizer.settings.compression is not None:
             self._gradients.compresses = self._optimizer
         if self._early is not None:
-            self._early.copies = copies
             self._space.give_up = self._early.give_up
         if self._wrapper is not None:
             self._average(self._wrapper, copies)
@@ -364,7 +363,7 @@ class Engine:
     def _update_early(self, copies: Sequence[ComputeCopy]) -> None:
         stay = [copy for copy in copies if copy.present and not self._space.released(copy)]
         with self._apart(stay):
-            self._optimizer.update_held()
+            self._optimizer.update_early({copy.parameter for copy in copies})
         self._record_step()
 
     def _record_step(self) -> None:
