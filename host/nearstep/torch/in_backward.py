@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
@@ -97,6 +99,7 @@ class BackwardUpdates:
         self._updated: dict[Tensor, int] = {}
         self._options: list[dict[str, Any]] = []
         self._accumulates = False
+        self._is_alone = False
         weakref.finalize(optimizer, _remove, self._hooks)
 
     def watch(self, optimizer: DeviceOptimizer) -> None:
@@ -158,6 +161,8 @@ class BackwardUpdates:
 
     def _update(self, optimizer: DeviceOptimizer) -> None:
         """Update the parameters whose gradients are complete."""
+        if not self._is_alone and torch.distributed.is_available():
+            self._refuse_wrapper()
         found = [each for each in self._complete if each.grad is not None]
         self._forget(self._pass)
         self._check_options(optimizer)
@@ -169,6 +174,23 @@ class BackwardUpdates:
                 if each._version != version:  # Ctrl-C may come when it is made
                     each.grad = UsedGradient(self._names[each], each)
                     self._updated[each] = each._version
+
+    def _refuse_wrapper(self) -> None:
+        """Look once for a `DistributedDataParallel`, which averages gradients after the hooks.
+
+        Raises
+        ------
+        UnsupportedOptionError : there is one; nothing has been updated.
+        """
+        if torch.distributed.is_initialized():
+            for each in gc.get_objects():
+                if not issubclass(type(each), DistributedDataParallel):
+                    continue
+                if any(parameter in self._hooks for parameter in each.parameters()):
+                    reason = "DistributedDataParallel averages gradients after they are used: give "
+                    reason += "nearstep.offload the wrapper and updates='in-backward'"
+                    raise UnsupportedOptionError("updates", "in-backward", reason)
+        self._is_alone = True
 
     def _check_options(self, optimizer: DeviceOptimizer) -> None:
         now = options_of(optimizer.param_groups)
