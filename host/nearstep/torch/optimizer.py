@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
+from nearstep.errors import ArgumentError
 from nearstep.storage.store import Store
 from nearstep.torch import options
 from nearstep.torch.checks import check_parameter, label
@@ -30,7 +31,7 @@ from nearstep.torch.homes.generation import digest
 from nearstep.torch.homes.open_home import open_home
 from nearstep.torch.homes.opening import given_groups, tensors_of
 from nearstep.torch.host_device import host_device
-from nearstep.torch.host_table import HOST, HostTable, MakeHome
+from nearstep.torch.host_table import HOST, NO_DEVICE, HostTable, MakeHome
 from nearstep.torch.in_backward import BackwardUpdates
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
@@ -234,6 +235,8 @@ class DeviceOptimizer(Optimizer):
             return False  # torch searches on the host
         if self._durable is not None:
             return False  # updates begin before all gradients are on the device
+        if self.device.backend.is_host_memory:
+            return False  # torch searches, as without memory apart
         parameters = (p for group in self.param_groups for p in group["params"])
         return self._step_supports_amp_scaling and not any(map(is_sharded, parameters))
 
@@ -468,6 +471,24 @@ class DeviceOptimizer(Optimizer):
         device = self.table.source if self._is_host else self.table.lease
         twin.__setstate__({**state, "device": device})
         return twin
+
+    def keep_apart(self) -> None:
+        """Without a device: keep parameters and state in memory of the processor's own, as on a
+        device, from which parameters are fetched; updates have the same bits.
+
+        Raises
+        ------
+        ArgumentError : the home is one of the user's.
+        UnsupportedOptionError : parameters are of several dtypes, or the rule has formats of its
+            own.
+        """
+        if not self._is_host:
+            return
+        if not isinstance(self.table.source, str):
+            raise ArgumentError(NO_DEVICE)
+        parameters = (p for group in self.param_groups for p in group["params"])
+        device = host_device(self.table.source, self.settings, self.table.rule, parameters)
+        self.__setstate__({**self.__getstate__(), "device": device})
 
     def _check_whole(self, action: str) -> None:
         """Raise unless the last step was complete, or can be rolled back now.

@@ -83,6 +83,7 @@ class Engine:
         plan: Plan | None = None,
         profile: Profile | Profiling | None = None,
     ) -> None:
+        self.closed = True  # until all is made
         model, self._wrapper = unwrapped(model)
         compression = optimizer.settings.compression
         if compression is not None and self._wrapper is not None:
@@ -357,7 +358,7 @@ class Engine:
             self._names.check()
 
     def _arrived(self, copy: ComputeCopy) -> None:
-        if self._early is not None:
+        if self._early is not None and not self.closed:
             self._early.arrived(copy, self._update_early)
 
     def _update_early(self, copies: Sequence[ComputeCopy]) -> None:

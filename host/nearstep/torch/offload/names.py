@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from nearstep.errors import ArgumentError
 from nearstep.torch.checks import check_memory, is_on_host_or_accelerator, label
 from nearstep.torch.convert import FORMATS
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
-from nearstep.torch.host_table import NO_DEVICE
 from nearstep.torch.offload.compute_copy import NOTHING, ComputeCopy, InPlace
 from nearstep.torch.offload.errors import ChangedModelError
 from nearstep.torch.offload.parameter import OffloadedParameter, waiting_copy
@@ -163,6 +161,5 @@ def check_optimizer(optimizer: object) -> DeviceOptimizer:
     if optimizer.settings.in_backward:
         reason = "the engine has the hooks: give nearstep.offload updates='in-backward'"
         raise UnsupportedOptionError("updates", "in-backward", reason)
-    if optimizer.device.backend.is_host_memory:
-        raise ArgumentError(NO_DEVICE)
+    optimizer.keep_apart()
     return optimizer
