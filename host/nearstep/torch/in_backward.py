@@ -27,7 +27,7 @@ from nearstep.torch.unclaimed import unclaimed
 if TYPE_CHECKING:
     from nearstep.torch.optimizer import DeviceOptimizer
 
-TOGETHER = 1 << 16
+TOGETHER = 1 << 20
 """Elements that are updated at once: gradients wait until they have as many."""
 
 
@@ -193,10 +193,10 @@ class BackwardUpdates:
         self._is_alone = True
 
     def _check_options(self, optimizer: DeviceOptimizer) -> None:
-        now = options_of(optimizer.param_groups)
+        groups = optimizer.param_groups
         if not self._updated:
-            self._options = now
-        elif now[: len(self._options)] != self._options:
+            self._options = options_of(groups)
+        elif any(map(have_changed, groups, self._options)):
             name = self._names[next(iter(self._updated))]
             raise EarlyUpdateError(name, "options of the optimizer were changed before step()")
 
@@ -264,6 +264,13 @@ def options_of(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         {name: copy.copy(value) for name, value in group.items() if name != "params"}
         for group in groups
     ]
+
+
+def have_changed(group: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
+    """Whether the options of a group are others than those that `options_of` copied."""
+    return len(group) != len(options) + 1 or any(
+        name not in group or group[name] != value for name, value in options.items()
+    )
 
 
 def _completed(updates: weakref.ref[BackwardUpdates], parameter: Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nearstep.torch.errors import EarlyUpdateError, UnsupportedOptionError
-from nearstep.torch.in_backward import options_of
+from nearstep.torch.in_backward import have_changed, options_of
 from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.optimizer import DeviceOptimizer
 
@@ -78,7 +78,7 @@ class EarlyUpdates:
         if self._optimizer.scales:
             self.give_up()
             raise EarlyUpdateError(name, "its gradient is scaled (GradScaler)")
-        if options_of(self._optimizer.param_groups) != self._options:
+        if any(map(have_changed, self._optimizer.param_groups, self._options)):
             self.give_up()
             raise EarlyUpdateError(name, "options of the optimizer were changed before step()")
 
