@@ -105,8 +105,7 @@ class BackwardUpdates:
     def watch(self, optimizer: DeviceOptimizer) -> None:
         """Hook the parameters that require a gradient and have no hook yet."""
         every = [p for group in optimizer.param_groups for p in group["params"]]
-        if len(every) != len(self._names):
-            self._names = labels_of(optimizer.param_groups)
+        self._names = labels_of(optimizer.param_groups)
         new = [p for p in every if p.requires_grad and p not in self._hooks and not is_lazy(p)]
         for each in new:
             if is_dtensor(each):
@@ -140,6 +139,8 @@ class BackwardUpdates:
         optimizer, gradient = self._optimizer(), parameter.grad
         if optimizer is None or gradient is None or self._accumulates:
             return
+        if parameter not in self._names:
+            return  # it was taken out of the groups
         with self._lock:
             name, task = self._names[parameter], torch._C._current_graph_task_id()
             if parameter in self._updated:
@@ -209,7 +210,7 @@ class BackwardUpdates:
         """
         self._check_options(optimizer)
         left = set()
-        for parameter, name in self._names.items():
+        for parameter, name in labels_of(optimizer.param_groups).items():
             version, gradient = self._updated.get(parameter), parameter.grad
             is_used = isinstance(gradient, UsedGradient)
             if version is None:
@@ -261,7 +262,7 @@ class BackwardUpdates:
 def options_of(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copy the options of groups."""
     return [
-        {name: copy.copy(value) for name, value in group.items() if name != "params"}
+        {name: copy.deepcopy(value) for name, value in group.items() if name != "params"}
         for group in groups
     ]
 

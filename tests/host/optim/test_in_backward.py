@@ -67,7 +67,7 @@ class Training:
         self.model: Any = KINDS[kind]() if kind in KINDS else unlucky
         named = [p for n, p in self.model.named_parameters() if not n.startswith("frozen.weight")]
         groups = [
-            {"params": [p for p in named if p.dim() > 1], "lr": 2e-2},
+            {"params": [p for p in named if p.dim() > 1], "lr": torch.tensor(2e-2)},
             {"params": [p for p in named if p.dim() < 2]},
         ]
         kind_of = torch.optim.AdamW if torchs else nearstep.optim.AdamW
@@ -301,6 +301,14 @@ def slower(each: Training) -> None:
         each.optimizer.param_groups[1]["lr"] = 1e-2
 
 
+def slower_in_place(each: Training) -> None:
+    each.optimizer.param_groups[0]["lr"].mul_(0.5)
+    try:
+        each.optimizer.step()
+    finally:
+        each.optimizer.param_groups[0]["lr"].mul_(2.0)
+
+
 def another(each: Training) -> None:
     torch.optim.SGD(each.parameters, lr=0.1).step()
 
@@ -315,6 +323,7 @@ BETWEEN: dict[str, tuple[str, Callable[[Training], object]]] = {
     "clip by value": ("clamp", lambda e: nn.utils.clip_grad_value_(e.parameters, 1.0)),
     "unscale": ("non_finite_check", unscale),
     "options": ("options", slower),
+    "options in place": ("options", slower_in_place),
     "another optimizer": ("add_", another),
     "sum of gradients": ("sum", lambda e: e.parameters[0].grad.sum()),
     "a second backward": ("add_", lambda e: e.loss().backward()),
@@ -463,6 +472,45 @@ def test_each_gradient_can_be_clipped_by_itself_in_a_hook() -> None:
         optimizer.step()
         found.append(bits(model.state_dict()))
     assert found[0] == found[1]
+
+
+def test_a_second_backward_clips_by_the_global_norm() -> None:
+    """Norms of the first one, whose gradients are freed, are those of the second one."""
+    found, norms, seen = [], {}, []
+    factor: Tensor | None = None
+
+    def clip(parameter: Tensor) -> None:
+        if factor is None:
+            norms[parameter], parameter.grad = torch.linalg.vector_norm(parameter.grad), None
+        else:
+            parameter.grad.mul_(factor)
+
+    for updates in ("at-step", "in-backward"):
+        torch.manual_seed(SEED)
+        model = Stack(2)
+        if updates == "in-backward":
+            for p in model.parameters():
+                p.register_post_accumulate_grad_hook(clip)
+        optimizer = nearstep.optim.AdamW(model.parameters(), updates=updates)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.full((2, WIDTH), step + 1.0)).square().sum()
+            if updates == "at-step":
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            else:
+                factor = None
+                loss.backward(retain_graph=True)
+                total = torch.linalg.vector_norm(
+                    torch.stack([norms[p] for p in model.parameters()])
+                )
+                factor = (0.1 / (total + 1e-6)).clamp(max=1.0)
+                seen.append(factor.item())
+                loss.backward()
+            optimizer.step()
+        found.append(bits([model.state_dict(), optimizer.state_dict()["state"]]))
+    assert found[0] == found[1]
+    assert all(each < 1.0 for each in seen)
 
 
 @pytest.mark.parametrize(
