@@ -6,10 +6,10 @@ import copy
 import gc
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,14 +21,26 @@ from torch.utils.hooks import RemovableHandle
 from nearstep.torch.checks import check_memory
 from nearstep.torch.dtensor import is_dtensor
 from nearstep.torch.errors import EarlyUpdateError, UnsupportedOptionError
-from nearstep.torch.table import labels_of
+from nearstep.torch.settings import Settings
+from nearstep.torch.table import Owner, labels_of
 from nearstep.torch.unclaimed import unclaimed
-
-if TYPE_CHECKING:
-    from nearstep.torch.optimizer import DeviceOptimizer
 
 TOGETHER = 1 << 20
 """Elements that are updated at once: gradients wait until they have as many."""
+
+
+class UpdatingOwner(Owner, Protocol):
+    """An optimizer whose parameters are updated in backward."""
+
+    @property
+    def settings(self) -> Settings:
+        """Arguments besides torch's options."""
+
+    def update_early(self, parameters: Container[Tensor]) -> None:
+        """Update some parameters before the next step."""
+
+    def interrupt(self, cause: str) -> None:
+        """Refuse further use until a checkpoint is loaded."""
 
 
 class UsedGradient(Tensor):
@@ -81,7 +93,7 @@ class BackwardUpdates:
     UnsupportedOptionError
     """
 
-    def __init__(self, optimizer: DeviceOptimizer) -> None:
+    def __init__(self, optimizer: UpdatingOwner) -> None:
         bound = optimizer.settings.max_grad_norm
         if bound is not None:
             reason = "the norm of all gradients is not known before the last one is made"
@@ -102,7 +114,7 @@ class BackwardUpdates:
         self._is_alone = False
         weakref.finalize(optimizer, _remove, self._hooks)
 
-    def watch(self, optimizer: DeviceOptimizer) -> None:
+    def watch(self, optimizer: UpdatingOwner) -> None:
         """Hook the parameters that require a gradient and have no hook yet."""
         every = [p for group in optimizer.param_groups for p in group["params"]]
         self._names = labels_of(optimizer.param_groups)
@@ -160,7 +172,7 @@ class BackwardUpdates:
         self._pass, self._elements = task, 0
         self._complete.clear()
 
-    def _update(self, optimizer: DeviceOptimizer) -> None:
+    def _update(self, optimizer: UpdatingOwner) -> None:
         """Update the parameters whose gradients are complete."""
         if not self._is_alone and torch.distributed.is_available():
             self._refuse_wrapper()
@@ -193,7 +205,7 @@ class BackwardUpdates:
                     raise UnsupportedOptionError("updates", "in-backward", reason)
         self._is_alone = True
 
-    def _check_options(self, optimizer: DeviceOptimizer) -> None:
+    def _check_options(self, optimizer: UpdatingOwner) -> None:
         groups = optimizer.param_groups
         if not self._updated:
             self._options = options_of(groups)
@@ -201,7 +213,7 @@ class BackwardUpdates:
             name = self._names[next(iter(self._updated))]
             raise EarlyUpdateError(name, "options of the optimizer were changed before step()")
 
-    def left(self, optimizer: DeviceOptimizer) -> Collection[Tensor]:
+    def left(self, optimizer: UpdatingOwner) -> Collection[Tensor]:
         """Parameters that `step()` has to update.
 
         Raises
@@ -229,7 +241,7 @@ class BackwardUpdates:
             reason = f"{action} is called before step(), which ends what backward began"
             raise EarlyUpdateError(self._names[parameter], reason)
 
-    def refuse_scaler(self, optimizer: DeviceOptimizer) -> None:
+    def refuse_scaler(self, optimizer: UpdatingOwner) -> None:
         """Raise, since a scaler steps: updates in backward were with gradients times its scale.
 
         Raises
@@ -243,7 +255,7 @@ class BackwardUpdates:
         reason = "a GradScaler looks at all gradients first: use updates='at-step'"
         raise UnsupportedOptionError("updates", "in-backward", reason)
 
-    def reset(self, optimizer: DeviceOptimizer, *, set_to_none: bool) -> None:
+    def reset(self, optimizer: UpdatingOwner, *, set_to_none: bool) -> None:
         """Prepare `zero_grad`: gradients that were used become zeros, unless they become None."""
         self.check_between("zero_grad()")
         self._forget()
@@ -252,7 +264,7 @@ class BackwardUpdates:
                 if isinstance(each.grad, UsedGradient):
                     each.grad = torch.zeros_like(each, requires_grad=False)
 
-    def begin(self, optimizer: DeviceOptimizer) -> None:
+    def begin(self, optimizer: UpdatingOwner) -> None:
         """Begin a step: the last one has ended, or a checkpoint is loaded."""
         self._updated.clear()
         self._forget()
