@@ -55,6 +55,8 @@ Behaviour that differs from torch's, or that torch leaves open:
 - `compression` sends only the largest elements of each gradient; `max_grad_norm` clips on the
   device: see `docs/training.md`. Both hold for all groups, and are not in `state_dict()`; the
   residual of compression is: `residual`, besides torch's keys.
+- `updates="in-backward"` updates a parameter, and frees its gradient, as soon as backward has made
+  the gradient. What would give other bits raises `EarlyUpdateError`: see `docs/training.md`.
 - `from_deepspeed` makes an optimizer, with clipping, loss scaling and accumulation, from a
   configuration in DeepSpeed's spelling.
 - `copy.deepcopy` shares the device and allocates its own memory; unpickling opens a device of the

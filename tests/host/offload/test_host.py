@@ -17,6 +17,7 @@ from nearstep.errors import ArgumentError
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.homes.host import HostHome
 from nearstep.torch.layout import Layout
+from nearstep.torch.offload.errors import BudgetError
 
 from .models import WIDTH
 from .training import COMPUTE, CPU, HOST, bits, stack, state_of, steps
@@ -114,13 +115,14 @@ def test_what_is_refused_is_refused_before_anything_changes() -> None:
     def home(layout: Layout) -> HostHome:
         return OwnHome(layout, nearstep.device.open_processor(HOST))
 
-    for model, device, error, text in (
-        (mixed, HOST, UnsupportedOptionError, "one dtype"),
-        (own, home, ArgumentError, "device with memory"),
+    for model, device, budget, error, text in (
+        (mixed, HOST, "300%", UnsupportedOptionError, "one dtype"),
+        (own, home, "300%", ArgumentError, "device with memory"),
+        (own, HOST, 1, BudgetError, "at least"),
     ):
         optimizer = nearstep.optim.AdamW(model.parameters(), device=device)
         with pytest.raises(error, match=text):
-            nearstep.offload(model, optimizer, budget="100%")
+            nearstep.offload(model, optimizer, budget=budget)
         assert {type(p) for p in model.parameters()} == {nn.Parameter}
         with pytest.raises(ArgumentError, match="device with memory"):
             _ = optimizer.device

@@ -107,6 +107,7 @@ class Engine:
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
             raise BudgetError(what, smallest, self.budget, parameters=self._bytes)
+        optimizer.keep_apart()
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
         copies = [

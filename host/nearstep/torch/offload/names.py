@@ -153,7 +153,6 @@ def check_optimizer(optimizer: object) -> DeviceOptimizer:
     Raises
     ------
     ParameterError : the optimizer is not one of `nearstep.optim`.
-    ArgumentError : the optimizer has no device with memory of its own.
     UnsupportedOptionError : the optimizer updates in backward by itself.
     """
     if not isinstance(optimizer, DeviceOptimizer):
@@ -161,5 +160,4 @@ def check_optimizer(optimizer: object) -> DeviceOptimizer:
     if optimizer.settings.in_backward:
         reason = "the engine has the hooks: give nearstep.offload updates='in-backward'"
         raise UnsupportedOptionError("updates", "in-backward", reason)
-    optimizer.keep_apart()
     return optimizer
