@@ -55,6 +55,8 @@ Behaviour that differs from torch's, or that torch leaves open:
 - `compression` sends only the largest elements of each gradient; `max_grad_norm` clips on the
   device: see `docs/training.md`. Both hold for all groups, and are not in `state_dict()`; the
   residual of compression is: `residual`, besides torch's keys.
+- `updates="in-backward"` updates a parameter, and frees its gradient, as soon as backward has made
+  the gradient. What would give other bits raises `EarlyUpdateError`: see `docs/training.md`.
 - `from_deepspeed` makes an optimizer, with clipping, loss scaling and accumulation, from a
   configuration in DeepSpeed's spelling.
 - `copy.deepcopy` shares the device and allocates its own memory; unpickling opens a device of the
@@ -146,6 +148,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
         parameter.
     rounding : of states in bfloat16: `nearest`, to even; or `stochastic`, up with the probability
         of the dropped fraction, if the kernel supports it (`stochastic_rounding=yes`).
+    updates : `at-step`, or `in-backward`: a parameter is updated as soon as backward has made its
+        gradient, whose memory is freed then; see `docs/training.md`.
     rounding_seed : seed of the random bits, from 0, below 2**32. They depend only on the seed, the
         step count, and the index of an element among all parameters, so runs with equal seeds are
         equal on every device.
@@ -379,6 +383,7 @@ def from_rule(
     state_dtype: torch.dtype | None = None,
     rounding: str = "nearest",
     rounding_seed: int = 0,
+    updates: str = "at-step",
     **hyper: Any,
 ) -> NamedOptimizer:
     """Make an optimizer of torch from a rule, such as one in a file of yours::
@@ -396,7 +401,7 @@ def from_rule(
     params, maximize : as in torch.
     device, max_cycles, compression, error_feedback, compression_form, compression_format,
         max_grad_norm, drives, memory, eviction, resume, transfer_handler, save_residual,
-        state_dtype, rounding, rounding_seed : as in `Adam`.
+        state_dtype, rounding, rounding_seed, updates : as in `Adam`.
     **hyper : hyper-parameters; others have the rule's defaults. Groups may have their own values.
 
     Raises
@@ -425,6 +430,7 @@ def from_rule(
         state_dtype=state_dtype,
         rounding=rounding,
         rounding_seed=rounding_seed,
+        updates=updates,
     )
 
 

@@ -103,6 +103,17 @@ def shares_memory(tensor: Tensor) -> bool:
     return bool(np.unique(places.numpy()).size < tensor.numel())
 
 
+def check_memory(parameters: Mapping[Tensor, str]) -> None:
+    """Raise `ParameterError` for parameters, given with their names, that are views of one
+    memory."""
+    names: dict[int, str] = {}
+    for parameter, name in parameters.items():
+        storage = parameter.untyped_storage()
+        other = names.setdefault(storage._cdata, name)
+        if other is not name and storage.nbytes():
+            raise ParameterError(name, "in memory of its own", f"in that of {other}")
+
+
 def check_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:
     """Raise `GradientError` unless the gradient of `parameter` can be sent."""
     if is_plain(gradient) and is_plain(parameter) and gradient.shape == parameter.shape:

@@ -114,6 +114,14 @@ class InterruptedStepError(Fielded, NearstepError, RuntimeError):
     cause: str
 
 
+class EarlyUpdateError(Fielded, NearstepError, RuntimeError):
+    """With updates in backward: an operation needs updates to wait for `step()`."""
+
+    template = "{parameter} was updated during backward, and {reason}: use updates='at-step'"
+    parameter: str
+    reason: str
+
+
 class BudgetFormatError(Fielded, ArgumentError):
     """A budget that is no number of bytes and no share; `name` is the argument."""
 

@@ -35,8 +35,9 @@ def host_device(
     processor = open_processor(url)
     dtypes = sorted({p.dtype for p in parameters} & convert.NAMES.keys(), key=str)
     if len(dtypes) > 1:
-        reason = f"parameters are of {' and '.join(map(str, dtypes))}: make an optimizer for each"
-        raise UnsupportedOptionError("drives", "given", reason)
+        reason = "drives and nearstep.offload keep parameters of one dtype, not of "
+        reason += f"{' and '.join(map(str, dtypes))}: make an optimizer for each"
+        raise UnsupportedOptionError("device", url, reason)
     dtype = dtypes[0] if dtypes else torch.float32
     try:
         config = _config(settings, rule, dtype, processor.order)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -176,17 +176,12 @@ class HostTable(StateTable):
     def reset(self) -> None:
         """Nothing is left half way but what a user sees."""
 
-    def step(self, owner: Owner, scaling: Scaling, *, held_only: bool = False) -> bool:
-        """Update every parameter that has a gradient: as of `nearstep.torch.update.Stepper`.
-
-        With `held_only` there is nothing to do: no device keeps a gradient.
-        """
-        if held_only:
-            return True
+    def step(self, owner: Owner, scaling: Scaling, only: Container[Tensor] | None = None) -> bool:
+        """Update every parameter that has a gradient: as of `nearstep.torch.update.Stepper`."""
         updates: list[HostUpdate] = []
         fresh: dict[Tensor, dict[str, Any]] = {}
         for index, group in enumerate(owner.param_groups):
-            updates += self._updates(owner, group, index, fresh)
+            updates += self._updates(owner, group, index, only, fresh)
         keep, seed = partial(owner.state.update, fresh), self.settings.rounding_seed
         again = self._second(updates) if self.rule.has_two_runs else ()
         self._home.update(updates, scaling.scale, keep, seed, again)
@@ -238,13 +233,14 @@ class HostTable(StateTable):
         owner: Owner,
         group: Mapping[str, Any],
         number: int,
+        only: Container[Tensor] | None,
         fresh: dict[Tensor, dict[str, Any]],
     ) -> list[HostUpdate]:
         """Updates of a group; `fresh` gets states that are new."""
         given = group["params"]
         times = Counter(map(id, given))  # a parameter may be in its group twice
         first = {id(p): at for at, p in reversed([*enumerate(given)]) if p.grad is not None}
-        positions = sorted(first.values())
+        positions = sorted(at for at in first.values() if only is None or given[at] in only)
         if not positions:
             return []
         parameters: list[Tensor] = [given[at] for at in positions]

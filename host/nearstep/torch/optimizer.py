@@ -7,8 +7,8 @@ import inspect
 import math
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, Unpack, overload
 
@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
+from nearstep.errors import ArgumentError
 from nearstep.storage.store import Store
 from nearstep.torch import options
 from nearstep.torch.checks import check_parameter, label
@@ -31,7 +32,8 @@ from nearstep.torch.homes.generation import digest
 from nearstep.torch.homes.open_home import open_home
 from nearstep.torch.homes.opening import given_groups, tensors_of
 from nearstep.torch.host_device import host_device
-from nearstep.torch.host_table import HOST, HostTable, MakeHome
+from nearstep.torch.host_table import HOST, NO_DEVICE, HostTable, MakeHome
+from nearstep.torch.in_backward import BackwardUpdates
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.rule import BoundRule
@@ -145,6 +147,7 @@ class DeviceOptimizer(Optimizer):
             weakref.finalize(self, self.table.placement.free)
         self.layout = self.table.layout
         self.around_update = nullcontext
+        self._early = BackwardUpdates(self) if self.settings.in_backward else None
         self._report_inf: Tensor | None = None
 
     @property
@@ -220,6 +223,8 @@ class DeviceOptimizer(Optimizer):
         Not with compression: elements are compared, and residuals added up, without the scale. Nor
         if the host computes with gradients between two runs.
         """
+        if self._early is not None:
+            self._early.refuse_scaler(self)
         if self.table.rule.has_two_runs:
             return False
         return self.settings.compression is None and self.table.scans
@@ -234,6 +239,8 @@ class DeviceOptimizer(Optimizer):
             return False  # torch searches on the host
         if self._durable is not None:
             return False  # updates begin before all gradients are on the device
+        if self.device.backend.is_host_memory:
+            return False  # torch searches, as without memory apart
         parameters = (p for group in self.param_groups for p in group["params"])
         return self._step_supports_amp_scaling and not any(map(is_sharded, parameters))
 
@@ -292,8 +299,11 @@ class DeviceOptimizer(Optimizer):
         try:
             with torch.no_grad(), self.around_update():
                 scaling = self._ready()
-                if scaling is None or not self._stepper.step(self, scaling):
+                only = None if self._early is None else self._early.left(self)
+                if scaling is None or not self._stepper.step(self, scaling, only):
                     self.traffic.skipped += 1
+                if self._early is not None:
+                    self._early.begin(self)
         except BaseException:
             self._report_inf = None
             for name in ("grad_scale", "found_inf"):  # GradScaler deletes both after other steps
@@ -315,19 +325,34 @@ class DeviceOptimizer(Optimizer):
         return None if found_inf else Scaling(factor, self._report_inf)
 
     @eager
-    def update_held(self) -> None:
-        """Update, before the next step, parameters whose gradients the device keeps, except
-        gradients marked as applied.
-        """
+    def update_early(self, parameters: Container[Tensor]) -> None:
+        """Update some parameters before the next step, as that step would."""
         with torch.no_grad():
             scaling = self._ready()
             if scaling is not None:
-                self._stepper.step(self, scaling, held_only=True)
+                self._stepper.step(self, scaling, parameters)
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """With updates in backward: accumulate the gradients of backward in this `with` statement.
+
+        Enter it around every backward of a step except the last, which updates each parameter with
+        the sum, as it is without updates in backward.
+        """
+        with nullcontext() if self._early is None else self._early.accumulating():
+            yield
 
     @eager
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients as torch does; gradients on the device are fetched only to become
-        zeros."""
+        zeros.
+
+        Raises
+        ------
+        EarlyUpdateError : backward has updated parameters; no gradient was reset.
+        """
+        if self._early is not None:
+            self._early.reset(self, set_to_none=set_to_none)
         for resident in self.table.parameters.values() if set_to_none else ():
             if resident.held is not None and not resident.held.applied:
                 resident.release_gradient()
@@ -356,6 +381,8 @@ class DeviceOptimizer(Optimizer):
             self.settings.check_parameters(parameters)
             wanted = [p for p in parameters if p.requires_grad]
             self.table.place(self, group, wanted)
+            if self._early is not None:
+                self._early.watch(self)
         except BaseException:
             self.param_groups.pop()
             raise
@@ -441,6 +468,8 @@ class DeviceOptimizer(Optimizer):
         else:
             load()
         table.interrupted = None
+        if self._early is not None:
+            self._early.begin(self)
 
     @eager
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -453,6 +482,24 @@ class DeviceOptimizer(Optimizer):
         twin.__setstate__({**state, "device": device})
         return twin
 
+    def keep_apart(self) -> None:
+        """Without a device: keep parameters and state in memory of the processor's own, as on a
+        device, from which parameters are fetched; updates have the same bits.
+
+        Raises
+        ------
+        ArgumentError : the home is one of the user's.
+        UnsupportedOptionError : parameters are of several dtypes, or the rule has formats of its
+            own.
+        """
+        if not self._is_host:
+            return
+        if not isinstance(self.table.source, str):
+            raise ArgumentError(NO_DEVICE)
+        parameters = (p for group in self.param_groups for p in group["params"])
+        device = host_device(self.table.source, self.settings, self.table.rule, parameters)
+        self.__setstate__({**self.__getstate__(), "device": device})
+
     def _check_whole(self, action: str) -> None:
         """Raise unless the last step was complete, or can be rolled back now.
 
@@ -464,6 +511,8 @@ class DeviceOptimizer(Optimizer):
         if self._durable is not None:
             self._durable.check_whole(self.table)
         self.table.check_whole(action)
+        if self._early is not None and action != "step":
+            self._early.check_between(action)
 
     def resident(self, parameter: Tensor) -> DeviceParameter:
         """Return the parameter on the device; allocate an extent if needed, without state for a

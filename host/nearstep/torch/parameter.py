@@ -292,6 +292,10 @@ class DeviceParameter:
         self.offloaded = True
         self.last_seen = self._home = self._landing = self._seen = None
 
+    def drop_views(self) -> None:
+        """Drop cached views of the parameter's memory, so that the memory can be freed."""
+        self._seen = self._landing = None
+
     def keep(self) -> None:
         """Cancel `push`: the host's memory was not freed and holds the parameter again."""
         self.offloaded = False

@@ -144,6 +144,9 @@ def _are_paths(given: object) -> bool:
 _STATE_NAMES: Mapping[torch.dtype, str] = MappingProxyType({**NAMES, torch.uint8: DYNAMIC8})
 """Values of a device's `state_format`, by dtype of the moments."""
 
+Updates = Literal["at-step", "in-backward"]
+"""When parameters are updated: by `step()`, or when backward has made their gradients."""
+
 Roundings = Literal["nearest", "stochastic"]
 """Rounding modes of 16-bit states."""
 
@@ -170,6 +173,7 @@ class OnDevice(TypedDict, total=False):
     state_dtype: torch.dtype | None
     rounding: str
     rounding_seed: int
+    updates: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,6 +190,7 @@ class Settings:
     save_residual : save the residuals of error feedback on drives.
     state_dtype : dtype of moments on the device; None: the device's.
     stochastic, rounding_seed : states in bfloat16 are rounded stochastically, with this seed.
+    in_backward : parameters are updated when backward has made their gradients.
 
     Raises
     ------
@@ -201,6 +206,7 @@ class Settings:
     state_dtype: torch.dtype | None = None
     stochastic: bool = False
     rounding_seed: int = 0
+    in_backward: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.save_residual, bool):
@@ -240,6 +246,7 @@ class Settings:
         state_dtype: torch.dtype | None = None,
         rounding: str = "nearest",
         rounding_seed: int = 0,
+        updates: str = "at-step",
     ) -> Self:
         """Make settings from the arguments of `OnDevice`."""
         if transfer_handler not in get_args(TransferOrder):
@@ -247,6 +254,8 @@ class Settings:
             raise HyperparameterError("transfer_handler", allowed, transfer_handler)
         if rounding not in get_args(Roundings):
             raise HyperparameterError("rounding", f"one of {get_args(Roundings)}", rounding)
+        if updates not in get_args(Updates):
+            raise HyperparameterError("updates", f"one of {get_args(Updates)}", updates)
         check_pairs(compression_form, compression_format)
         chosen = None
         if compression is not None:
@@ -266,6 +275,7 @@ class Settings:
             state_dtype=state_dtype,
             stochastic=rounding == "stochastic",
             rounding_seed=rounding_seed,
+            in_backward=updates == "in-backward",
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import is_
@@ -42,18 +42,20 @@ class Stepper:
         self.buckets: list[FlatBucket] = []
         self._grouped: list[list[Tensor]] = []
 
-    def step(self, owner: Owner, scaling: Scaling, *, held_only: bool = False) -> bool:
+    def step(self, owner: Owner, scaling: Scaling, only: Container[Tensor] | None = None) -> bool:
         """Update every parameter that has a gradient; return False if the step was skipped.
 
         Parameters
         ----------
         owner : the optimizer.
         scaling : of the gradients, by a `GradScaler`.
-        held_only : update only parameters whose gradients the device keeps.
+        only : update these parameters alone; None: all.
         """
         table, groups = self._table, owner.param_groups
+        if only is not None:
+            self.buckets.clear()  # their members are updated one by one
         bucketed = self._ready_buckets(owner)
-        items = list(self._items(groups, [bucket for bucket, _ in bucketed], held_only=held_only))
+        items = list(self._items(groups, [bucket for bucket, _ in bucketed], only))
         for index, group in enumerate(groups):
             wanted = (i.parameter for i in items if i.group == index and i.parameter is not None)
             table.place(owner, group, wanted)
@@ -72,11 +74,12 @@ class Stepper:
                 item.gradient.spent = True
         table.traffic.steps += 1
         table.traffic.elements += sum(item.resident.elements for item in plan.items)
-        self._keep_buckets(groups, bucketed, items)
+        if only is None:
+            self._keep_buckets(groups, bucketed, items)
         return True
 
     def _items(
-        self, groups: Groups, buckets: Sequence[FlatBucket], *, held_only: bool
+        self, groups: Groups, buckets: Sequence[FlatBucket], only: Container[Tensor] | None
     ) -> Iterator[StepItem]:
         """Yield the checked items of parameters outside `buckets`.
 
@@ -89,8 +92,8 @@ class Stepper:
             own = [each for each in buckets if each.group == index]
             for position in _others(len(parameters), own):
                 parameter = parameters[position]
-                gradient = self._gradient(parameter, held_only=held_only)
-                if gradient is None:
+                gradient = self._gradient(parameter)
+                if gradient is None or not (only is None or parameter in only):
                     continue
                 if not (found or own):
                     table.check_group(group)
@@ -107,12 +110,12 @@ class Stepper:
             table.settings.check_parameters(found)
             yield from found.values()
 
-    def _gradient(self, parameter: Tensor, *, held_only: bool) -> Gradient | None:
+    def _gradient(self, parameter: Tensor) -> Gradient | None:
         resident = self._table.parameters.get(parameter)
         held = None if resident is None else resident.held
         if held is not None:
             return None if held.applied else held
-        return None if held_only else parameter.grad
+        return parameter.grad
 
     def _check_given(self, name: str, parameter: Tensor, gradient: Tensor) -> None:
         resident = self._table.parameters.get(parameter)

@@ -26,6 +26,7 @@ from .plans import everywhere, places
 from .training import (
     COMPUTE,
     GOLDEN,
+    HOST,
     Plan,
     alike,
     assert_equal,
@@ -48,6 +49,18 @@ stack = partial(training.stack, 6)
 def trained(model: nn.Module, optimizer: Any, count: int = 3) -> list[Any]:
     """Train; losses, and bits of parameters and moments."""
     return [steps(model, optimizer, count), state_of(model, optimizer)]
+
+
+@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
+@pytest.mark.parametrize("policy", ["prefetch", "memferry"])
+def test_the_processor_of_the_host_updates_with_the_bits_of_a_device(
+    policy: Any, updates: Any
+) -> None:
+    plain = stack()
+    model, optimizer = stack(device=HOST)
+    with nearstep.offload(model, optimizer, budget="60%", policy=policy, updates=updates) as engine:
+        assert trained(model, optimizer) == trained(*plain)
+        assert engine.report().peak <= engine.budget
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

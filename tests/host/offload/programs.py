@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 import nearstep
 from nearstep.errors import NearstepError
+from nearstep.torch.errors import EarlyUpdateError
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
+from nearstep.torch.offload.errors import BudgetError
 
 from .models import KINDS, WIDTH
 from .training import COMPUTE, GOLDEN, OPTIMIZERS, bits, computes, groups

@@ -8,6 +8,8 @@ import pytest
 
 from .models import KINDS
 from .training import (
+    GOLDEN,
+    HOST,
     OPTIMIZERS,
     SEED,
     Plan,
@@ -25,9 +27,15 @@ CHANNELS = "sim:axdimm?memory=ddr4-1600&block_bytes=512&functional_units=4&chann
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
 
+on_each = pytest.mark.parametrize("device", [GOLDEN, HOST], ids=["golden", "host"])
+
+
+@on_each
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_model_trains_with_the_smallest_budget_and_with_much(kind: str) -> None:
-    plan = Plan(kind=kind, evaluates=True, schedules=True)
+def test_every_kind_of_model_trains_with_the_smallest_budget_and_with_much(
+    kind: str, device: str
+) -> None:
+    plan = Plan(kind=kind, evaluates=True, schedules=True, device=device)
     plain = train(plan)
     least = train_in_least(plan)
     for found in (least, train(plan, budget="1000%", policy="on-demand")):
@@ -38,9 +46,10 @@ def test_every_kind_of_model_trains_with_the_smallest_budget_and_with_much(kind:
         assert found.report.fetches > 0
 
 
+@on_each
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer_accumulates_gradients_at_their_owner(optimizer: str) -> None:
-    plan = Plan(kind="functional", optimizer=optimizer, passes=3, keeps=True)
+def test_every_optimizer_accumulates_gradients_at_their_owner(optimizer: str, device: str) -> None:
+    plan = Plan(kind="functional", optimizer=optimizer, passes=3, keeps=True, device=device)
     found = train(plan, budget=4096)
     assert_equal(found, train(plan))
     assert found.report is not None
@@ -48,9 +57,10 @@ def test_every_optimizer_accumulates_gradients_at_their_owner(optimizer: str) ->
     assert found.report.gradients_up > 0
 
 
+@on_each
 @pytest.mark.parametrize("kind", ["stack", "tied", "functional", "checkpoint"])
-def test_updates_in_backward_are_those_of_the_step(kind: str) -> None:
-    plan = Plan(kind=kind, evaluates=True, schedules=True)
+def test_updates_in_backward_are_those_of_the_step(kind: str, device: str) -> None:
+    plan = Plan(kind=kind, evaluates=True, schedules=True, device=device)
     found = train_in_least(plan, updates="in-backward")
     assert_equal(found, train(plan))
     assert found.report is not None

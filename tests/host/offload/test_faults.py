@@ -83,7 +83,7 @@ def test_an_exception_in_backward_after_updates_is_not_passed_over() -> None:
     with pytest.raises(ZeroDivisionError):
         train(model, optimizer)
     model[1].where = None
-    with pytest.raises(nearstep.torch.offload.errors.EarlyUpdateError, match="before optim"):
+    with pytest.raises(nearstep.torch.errors.EarlyUpdateError, match="before optim"):
         model(torch.ones(1, WIDTH))
     with pytest.raises(InterruptedStepError):
         optimizer.step()

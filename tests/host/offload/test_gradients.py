@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import nearstep
-from nearstep.torch.errors import InterruptedStepError, UnsupportedOptionError
-from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
+from nearstep.torch.errors import EarlyUpdateError, InterruptedStepError, UnsupportedOptionError
+from nearstep.torch.offload.errors import BudgetError
 
 from .models import WIDTH
 from .training import CPU, Made, alike, bits, loss_of, stack, step, steps

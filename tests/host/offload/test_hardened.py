@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import nearstep
 from nearstep.errors import ArgumentError
-from nearstep.torch.errors import InterruptedStepError, ParameterError
-from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError
+from nearstep.torch.errors import EarlyUpdateError, InterruptedStepError, ParameterError
+from nearstep.torch.offload.errors import BudgetError
 
 from .models import WIDTH
 from .training import Made, alike, assert_like_plain, bits, loss_of, stack, steps

@@ -31,6 +31,7 @@ from .test_equality import random_plans
 from .training import (
     COMPUTE,
     CPU,
+    HOST,
     Plan,
     alike,
     assert_all_equal,
@@ -60,7 +61,7 @@ def check_random_plans(count: int, seed: int) -> None:
     choose = random.Random(seed)
     checked = 0
     for number, (plan, share, _) in enumerate(random_plans(count, seed)):
-        plan = replace(plan, device=(ONE, TWO)[number % 2])
+        plan = replace(plan, device=(ONE, TWO, HOST if COMPUTE.type == "cpu" else ONE)[number % 3])
         plain = train(plan)
         options: dict[str, Any] = {"policy": "memferry", "plan": drawn(made(plan)[0], choose)}
         least = train_in_least(plan, **options)

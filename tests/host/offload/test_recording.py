@@ -19,9 +19,9 @@ from nearstep.axdimm.device import AxdimmDevice
 from nearstep.backends.base import Completion
 from nearstep.errors import ArgumentError, DeviceError
 from nearstep.measure.overlap import Overlap, Stack
-from nearstep.torch.errors import InterruptedStepError, UnsupportedOptionError
+from nearstep.torch.errors import EarlyUpdateError, InterruptedStepError, UnsupportedOptionError
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.errors import EarlyUpdateError, RecordingError
+from nearstep.torch.offload.errors import RecordingError
 from nearstep.torch.offload.recording import backward_and_update
 from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load

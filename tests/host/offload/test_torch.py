@@ -16,14 +16,9 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import nearstep
-from nearstep.torch.errors import ParameterError
+from nearstep.torch.errors import EarlyUpdateError, ParameterError
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.errors import (
-    BudgetError,
-    ChangedModelError,
-    EarlyUpdateError,
-    TransformError,
-)
+from nearstep.torch.offload.errors import BudgetError, ChangedModelError, TransformError
 
 from .models import WIDTH
 from .training import COMPUTE, GOLDEN, Made, alike, bits, stack

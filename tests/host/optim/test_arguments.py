@@ -303,16 +303,6 @@ def test_without_a_device_the_processor_is_used_and_options_of_devices_are_refus
         _ = nearstep.optim.AdamW([parameter(4)]).device
 
 
-def test_without_a_device_no_gradient_is_kept_there():
-    p = parameter(4)
-    p.grad, before = torch.ones(4), p.detach().clone()
-    optimizer = nearstep.optim.AdamW([p])
-    optimizer.update_held()
-    assert torch.equal(p, before)
-    optimizer.step()
-    assert not torch.equal(p, before)
-
-
 @pytest.mark.parametrize(
     ("device_name", "error"),
     [("axdimm", UrlError), ("warp:axdimm", UrlError), ("golden:axdimm?lane=4", OptionError)],

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 import nearstep
-from nearstep.torch import convert
+from nearstep.torch import convert, in_backward
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
 from nearstep_spec.fp import BF16
@@ -38,6 +38,8 @@ DEVICES = {
     "golden-dimm": f"golden:axdimm?channels=2&memory_bytes=4MiB&engine=numpy&{FORMATS}",
     "golden-card": f"golden:smartssd?memory_bytes=4MiB&{FORMATS}",
     "host": "host:",
+    "host-backward": "host:",
+    "golden-backward": f"golden:axdimm?memory_bytes=4MiB&{FORMATS}",
     "host-drives": "host:",
     "shm": None,
     "sim-stalled": (
@@ -119,8 +121,11 @@ class Expected:
 
 @pytest.mark.parametrize("kind", chosen(DEVICES, {"sim-stalled"}))
 @pytest.mark.parametrize("name", NAMES)
-def test_steps_are_those_of_the_rule(name: str, kind: str, tmp_path: Path) -> None:
+def test_steps_are_those_of_the_rule(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     print(f"seed {SEED}")
+    monkeypatch.setattr(in_backward, "TOGETHER", 100)  # smaller parameters are updated together
     definition, compared, tried = optimizer_named(name), 0, 0
     dtypes = [torch.float32, torch.bfloat16]
     if kind == "shm":
@@ -138,9 +143,11 @@ def test_steps_are_those_of_the_rule(name: str, kind: str, tmp_path: Path) -> No
     with made as device:
         for form in definition.by_rule.values():
             for dtype in dtypes:
-                in_place = kind in ("host", "host-drives", "shm")
+                in_place = kind in ("host", "host-backward", "host-drives", "shm")
                 with drives(1, 200) if kind == "host-drives" else nullcontext() as on:
                     more = {} if on is None else {"drives": on.store, "memory": 1 << 17}
+                    if kind.endswith("-backward"):
+                        more["updates"] = "in-backward"
                     compared += train(name, definition, form, dtype, device, in_place, more)
                 tried += 1
     print(f"{compared} elements compared")
@@ -177,11 +184,23 @@ def train(
             for p, model in zip(group["params"], expected, strict=True):
                 p.grad = torch.randn(p.shape, generator=generator).to(dtype)
                 model.step(p.grad, group["maximize"])
+        if "updates" in more:
+            backward([p for group in groups for p in group["params"]])
         optimizer.step()
         for group, expected in zip(groups, models, strict=True):
             for p, model in zip(group["params"], expected, strict=True):
                 compared += compare(optimizer.state[p], p, model, definition)
     return compared
+
+
+def backward(parameters: list[torch.Tensor]) -> None:
+    """Have backward make the gradients that there are."""
+    losses = [(p * p.grad).sum() for p in parameters]
+    for p in parameters:
+        p.grad = None
+    torch.autograd.backward(losses)
+    used = sum(isinstance(p.grad, in_backward.UsedGradient) for p in parameters)
+    assert used >= len(parameters) - 3  # of which the last few wait for the step
 
 
 def compare(state: Any, p: torch.Tensor, model: Expected, definition: Optimizer) -> int:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from nearstep.torch.computation import is_in_backward
+from nearstep.torch.errors import EarlyUpdateError
 from nearstep.torch.memferry.tracer import ModelTracer
 from nearstep.torch.offload.compute_copy import ComputeCopy
-from nearstep.torch.offload.errors import BudgetError, EarlyUpdateError, TransformError
+from nearstep.torch.offload.errors import BudgetError, TransformError
 from nearstep.torch.offload.ledger import Ledger
 from nearstep.torch.offload.order import UseOrder
 from nearstep.torch.offload.recording import Recording

@@ -123,6 +123,7 @@ class ComputeCopy:
         self.parameter = parameter
         self.optimizer = optimizer
         self.resident: DeviceParameter = optimizer.resident(parameter)
+        self.resident.drop_views()
         self.present = True
         self.storage: torch.UntypedStorage | None
         self.pins = 0

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy as copying
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
-from nearstep.torch.errors import UnsupportedOptionError
+from nearstep.torch.errors import EarlyUpdateError, UnsupportedOptionError
+from nearstep.torch.in_backward import have_changed, options_of
 from nearstep.torch.offload.compute_copy import ComputeCopy
-from nearstep.torch.offload.errors import EarlyUpdateError
 from nearstep.torch.optimizer import DeviceOptimizer
 
 
@@ -21,10 +19,6 @@ class EarlyUpdates:
     Parameters
     ----------
     optimizer : without clipping, which needs all gradients first, and without drives.
-
-    Attributes
-    ----------
-    copies : copies of all parameters.
 
     Raises
     ------
@@ -43,7 +37,6 @@ class EarlyUpdates:
                 "in-backward",
                 "drives are consistent only after a whole step, use updates='at-step'",
             )
-        self.copies: Sequence[ComputeCopy] = ()
         self._optimizer = optimizer
         self._modules: dict[Tensor, Sequence[Tensor]] = {}
         for module in model.modules():
@@ -63,16 +56,9 @@ class EarlyUpdates:
         if not all(map(self._is_waiting, wanted)):
             return
         if not self._updated:
-            self._options = self._read_options()
+            self._options = options_of(self._optimizer.param_groups)
         found = [self._waiting.pop(each) for each in wanted]
-        others = self._not_yet_applied(found)
-        for other in others:
-            other.applied = True  # excludes the gradient from this update
-        try:
-            update(found)
-        finally:
-            for other in others:
-                other.applied = False
+        update(found)
         for each in found:
             held = each.resident.held
             each.updated = True
@@ -84,15 +70,6 @@ class EarlyUpdates:
         found = self._waiting.get(parameter)
         return found is not None and found.resident.held is not None
 
-    def _not_yet_applied(
-        self, found: Sequence[ComputeCopy]
-    ) -> Sequence[DeviceGradient | SparseGradient]:
-        """Return the unapplied gradients of other parameters: of this backward, and of earlier
-        steps without a reset."""
-        own = set(found)
-        helds = [copy.resident.held for copy in self.copies if copy not in own]
-        return [held for held in helds if held is not None and not held.applied]
-
     def before_step(self) -> None:
         """Raise `EarlyUpdateError` if options or scaling have changed since the early updates."""
         if not self._updated:
@@ -101,7 +78,7 @@ class EarlyUpdates:
         if self._optimizer.scales:
             self.give_up()
             raise EarlyUpdateError(name, "its gradient is scaled (GradScaler)")
-        if self._read_options() != self._options:
+        if any(map(have_changed, self._optimizer.param_groups, self._options)):
             self.give_up()
             raise EarlyUpdateError(name, "options of the optimizer were changed before step()")
 
@@ -127,9 +104,3 @@ class EarlyUpdates:
                 held.applied = False
         self._updated.clear()
         self._waiting.clear()
-
-    def _read_options(self) -> list[dict[str, Any]]:
-        return [
-            {name: copying.copy(value) for name, value in group.items() if name != "params"}
-            for group in self._optimizer.param_groups
-        ]

@@ -83,6 +83,7 @@ class Engine:
         plan: Plan | None = None,
         profile: Profile | Profiling | None = None,
     ) -> None:
+        self.closed = True  # until all is made
         model, self._wrapper = unwrapped(model)
         compression = optimizer.settings.compression
         if compression is not None and self._wrapper is not None:
@@ -106,6 +107,7 @@ class Engine:
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
             raise BudgetError(what, smallest, self.budget, parameters=self._bytes)
+        optimizer.keep_apart()
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
         copies = [
@@ -150,7 +152,6 @@ class Engine:
         if self._optimizer.settings.compression is not None:
             self._gradients.compresses = self._optimizer
         if self._early is not None:
-            self._early.copies = copies
             self._space.give_up = self._early.give_up
         if self._wrapper is not None:
             self._average(self._wrapper, copies)
@@ -358,13 +359,13 @@ class Engine:
             self._names.check()
 
     def _arrived(self, copy: ComputeCopy) -> None:
-        if self._early is not None:
+        if self._early is not None and not self.closed:
             self._early.arrived(copy, self._update_early)
 
     def _update_early(self, copies: Sequence[ComputeCopy]) -> None:
         stay = [copy for copy in copies if copy.present and not self._space.released(copy)]
         with self._apart(stay):
-            self._optimizer.update_held()
+            self._optimizer.update_early({copy.parameter for copy in copies})
         self._record_step()
 
     def _record_step(self) -> None:

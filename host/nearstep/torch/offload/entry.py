@@ -47,8 +47,9 @@ def _offload(
     ----------
     model : every parameter that requires a gradient is in a group of the optimizer. Gradients of a
         `torch.nn.parallel.DistributedDataParallel` are averaged over workers before they are sent.
-    optimizer : of `nearstep.optim`, on any device. With compression each step has one backward,
-        besides those in `engine.accumulate()`.
+    optimizer : of `nearstep.optim`, on any device; without one, this machine's processor updates
+        parameters and state in memory of its own (`host:`). With compression each step has one
+        backward, besides those in `engine.accumulate()`.
     budget : maximum memory of parameters and gradients on the compute device: bytes, text such as
         `2GiB`, or a share of the parameters' bytes such as `25%`.
     policy : `prefetch` fetches parameters before use, in the order of the last step, within the

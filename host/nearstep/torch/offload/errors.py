@@ -72,14 +72,6 @@ class EngineCopyError(Fielded, NearstepError, TypeError):
     )
 
 
-class EarlyUpdateError(Fielded, NearstepError, RuntimeError):
-    """With updates in backward: an operation needs updates to wait for `step()`."""
-
-    template = "{parameter} was updated during backward, and {reason}: use updates='at-step'"
-    parameter: str
-    reason: str
-
-
 class NestedInitError(Fielded, NearstepError, RuntimeError):
     """`nearstep.offload.init` was nested or entered twice."""
 

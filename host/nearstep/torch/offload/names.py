@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from nearstep.errors import ArgumentError
-from nearstep.torch.checks import is_on_host_or_accelerator, label
+from nearstep.torch.checks import check_memory, is_on_host_or_accelerator, label
 from nearstep.torch.convert import FORMATS
-from nearstep.torch.errors import ParameterError
-from nearstep.torch.host_table import NO_DEVICE
+from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.offload.compute_copy import NOTHING, ComputeCopy, InPlace
 from nearstep.torch.offload.errors import ChangedModelError
 from nearstep.torch.offload.parameter import OffloadedParameter, waiting_copy
@@ -54,7 +52,8 @@ class Names:
             _check(name, parameter, owned=parameter in owned)
             _check_waiting(name, parameter, optimizer)
         self.device = _one_device(parameters)
-        _check_memory(parameters)
+        # A parameter of `init` is in an extent of its own on the device.
+        check_memory({p: name for p, name in parameters.items() if unclaimed(p) is None})
 
     def check(self) -> None:
         """Raise `ChangedModelError` if names or parameters have changed."""
@@ -148,28 +147,17 @@ def _one_device(parameters: Mapping[Tensor, str]) -> torch.device:
     return device
 
 
-def _check_memory(parameters: Mapping[Tensor, str]) -> None:
-    """Raise `ParameterError` for parameters that are views of one memory."""
-    names: dict[int, str] = {}
-    for parameter, name in parameters.items():
-        if unclaimed(parameter) is not None:  # in an extent of its own on the device
-            continue
-        storage = parameter.untyped_storage()
-        other = names.setdefault(storage._cdata, name)
-        if other is not name and storage.nbytes():
-            raise ParameterError(name, "in memory of its own", f"in that of {other}")
-
-
 def check_optimizer(optimizer: object) -> DeviceOptimizer:
     """Return the optimizer, if it is supported by the engine.
 
     Raises
     ------
     ParameterError : the optimizer is not one of `nearstep.optim`.
-    ArgumentError : the optimizer has no device with memory of its own.
+    UnsupportedOptionError : the optimizer updates in backward by itself.
     """
     if not isinstance(optimizer, DeviceOptimizer):
         raise ParameterError("optimizer", "one of nearstep.optim", type(optimizer).__name__)
-    if optimizer.device.backend.is_host_memory:
-        raise ArgumentError(NO_DEVICE)
+    if optimizer.settings.in_backward:
+        reason = "the engine has the hooks: give nearstep.offload updates='in-backward'"
+        raise UnsupportedOptionError("updates", "in-backward", reason)
     return optimizer

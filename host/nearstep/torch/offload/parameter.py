@@ -17,10 +17,10 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 
 from nearstep.torch.eager import eager
-from nearstep.torch.errors import ParameterError
+from nearstep.torch.errors import EarlyUpdateError, ParameterError
 from nearstep.torch.offload.cache import ParameterCache
 from nearstep.torch.offload.compute_copy import ComputeCopy
-from nearstep.torch.offload.errors import EarlyUpdateError, LostEngineError
+from nearstep.torch.offload.errors import LostEngineError
 from nearstep.torch.offload.gradients import Gradients
 from nearstep.torch.offload.saved import SavedHooks, is_dense
 from nearstep.torch.unclaimed import UnclaimedParameter

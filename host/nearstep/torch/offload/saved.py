@@ -11,10 +11,9 @@ from torch.nn import Parameter
 
 from nearstep.torch.checks import is_on_host_or_accelerator
 from nearstep.torch.eager import eager
-from nearstep.torch.errors import ParameterError
+from nearstep.torch.errors import EarlyUpdateError, ParameterError
 from nearstep.torch.offload.cache import ParameterCache
 from nearstep.torch.offload.compute_copy import ComputeCopy
-from nearstep.torch.offload.errors import EarlyUpdateError
 
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
