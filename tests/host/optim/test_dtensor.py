@@ -155,6 +155,20 @@ def test_on_the_processor_the_local_part_is_updated_in_place(scale, mesh):
     assert compared == 3 * (sum(p.numel() for p in ours) + 1)
 
 
+@like_torch
+@pytest.mark.parametrize("device", ["host:", "golden:axdimm?memory_bytes=1MiB&rules=muon"])
+def test_muon_of_spread_matrices_has_the_bits_of_torch(device, mesh):
+    """What the host computes between two runs is of the whole matrix."""
+    ours, theirs = (spread(mesh, (32, 16), (7, 31)) for _ in range(2))
+    optimizer = nearstep.optim.Muon(ours, device=device)
+    reference = torch.optim.Muon(theirs)
+    for turn in range(3):
+        give(mesh, turn, ours, theirs)
+        optimizer.step()
+        reference.step()
+    assert assert_equal(ours, theirs, optimizer, reference) == 2 * (32 * 16 + 7 * 31)
+
+
 def test_state_of_a_spread_parameter_is_spread_as_it_is(mesh):
     (p,) = spread(mesh, (32, 16))
     optimizer = nearstep.optim.AdamW([p], device=URL)
