@@ -40,6 +40,8 @@ class Options:
     uplink_bytes_per_s : None: fitted, so that `SATURATED_BY` drives fill it.
     gpu : share of the peak that the GPU reaches. None: fitted (`nearstep.paper.smart_infinity`).
     sequence : tokens.
+    allocation_s : seconds to allocate the buffers of a subgroup: in SU for each one (section IV-B).
+    tasklet_s : seconds of a card to start a tasklet, one for each subgroup.
     upload : when a subgroup's updated parameters are sent to the host: while the updater works on
         the next one (`update`, section IV-A), or as soon as they are written (`written`).
     """
@@ -54,6 +56,8 @@ class Options:
     uplink_bytes_per_s: float | None = None
     gpu: float | None = None
     sequence: int = 1024
+    allocation_s: float = 0.0
+    tasklet_s: float = 0.0
     upload: Literal["update", "written"] = "update"
 
 
