@@ -18,7 +18,6 @@ from nearstep.cli.paper_rows import (
     give,
     plain_rows,
     table,
-    table_of_figures,
 )
 from nearstep.paper import memferry
 from nearstep.paper.memferry import Evaluation, Sensitivity
@@ -54,20 +53,16 @@ def command(
         memory = {name: [*each.memory()] for name, each in under.items()} if full else {}
     plans = [_gaps(evaluation, name) for name in names]
     results = {
-        "label": "modelled",
-        **plain_rows(found),
         "memory": {variant: plain_rows(each)["rows"] for variant, each in memory.items()},
         "greedy": plans,
         "sensitivity": [asdict(each) for each in changed],
     }
     tables = (
-        table_of_figures("MemFerry, section V", found),
         _gap_table(plans),
         table("Effect of each assumption (modelled)", changed, SENSITIVE),
         _memory(memory),
     )
-    title = "*modelled*: no constant is fitted. Assumed:"
-    give(memferry, results, tables, as_json, output, title)
+    give(memferry, found, (), results, tables, as_json, output)
 
 
 def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:

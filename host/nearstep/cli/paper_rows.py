@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from nearstep.cli.outcome import console, print_json, print_table, table_of
-from nearstep.paper.rows import Row, Sensitivity, errors
+from nearstep.paper.rows import Input, Row, Sensitivity, errors
 
 
 def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
@@ -48,25 +48,34 @@ def give_json(rows: Any, as_json: bool, output: Path | None) -> None:
 
 def give(
     paper: ModuleType,
+    rows: Sequence[Row],
+    inputs: Sequence[Input],
     results: Mapping[str, Any],
     parts: Iterable[Table | str],
     as_json: bool,
     output: Path | None,
-    title: str = "Assumed:",
 ) -> None:
-    """Give results as JSON, or as tables that have rows and paragraphs; then figures that are not
-    modelled, with the reasons, and the assumptions."""
+    """Give a paper's figures, and further results as JSON, or as tables that have rows and
+    paragraphs; then figures that are not modelled, with the reasons, and the assumptions."""
     left = {"not_modelled": paper.NOT_MODELLED, "assumptions": list(paper.ASSUMPTIONS)}
-    give_json({**results, **left}, as_json, output)
+    given = {**plain_rows(rows), "inputs": [asdict(each) for each in inputs]}
+    give_json({**given, **results, **left}, as_json, output)
     if as_json:
         return
+    figures = table_of_figures("Printed figures, and figures from here", rows)
     reasons = (f"- {name}: {reason}." for name, reason in paper.NOT_MODELLED.items())
     assumed = (f"- {each}" for each in paper.ASSUMPTIONS)
-    for part in (*parts, "Not modelled:", *reasons, title, *assumed):
+    head: list[Table | str] = [figures, *notes(rows), *means(rows), table("Inputs", inputs, INPUTS)]
+    for part in (*head, *parts, "Not modelled:", *reasons, "Assumed:", *assumed):
         if isinstance(part, str):
             console().print(part, soft_wrap=True)
         elif part.row_count:
             print_table(part)
+
+
+INPUTS = {"input": "{0.name}", ">value": "{0.value}", "label": "{0.label}"}
+INPUTS |= {"from": "{0.source}", "rows": "{0.where}"}
+"""Columns of the table of inputs."""
 
 
 def table(title: str, rows: Iterable[Any], columns: Mapping[str, str]) -> Table:
@@ -75,11 +84,22 @@ def table(title: str, rows: Iterable[Any], columns: Mapping[str, str]) -> Table:
     return table_of([*columns], texts, title)
 
 
-def table_of_figures(title: str, rows: Iterable[Row]) -> Table:
+def table_of_figures(title: str, rows: Sequence[Row]) -> Table:
     """Make a table of printed figures beside nearstep's."""
     columns = {"figure": "{0.name}", "where": "{0.section}", ">paper": "{0.printed}"}
     columns |= {">here": "{0.here}", "": "{0.how}", ">error": "{0.off}"}
+    if any(row.ours is not None for row in rows):
+        columns |= {">nearstep's": "{0.beside}"}
     return table(title, rows, columns)
+
+
+def notes(rows: Iterable[Row]) -> list[str]:
+    """Notes of rows that have a figure, each once, with the names of its rows."""
+    named: dict[str, list[str]] = {}
+    for each in rows:
+        if each.note and each.found is not None:
+            named.setdefault(each.note, []).append(each.name)
+    return [f"{'; '.join(names)}: {note}." for note, names in named.items()]
 
 
 def table_of_assumptions(changed: Iterable[Sensitivity], values: Mapping[str, str]) -> Table:
@@ -89,26 +109,31 @@ def table_of_assumptions(changed: Iterable[Sensitivity], values: Mapping[str, st
     return table("Effect of each assumption (modelled)", changed, {**columns, **values})
 
 
-def speedups(rows: Sequence[Row]) -> list[str]:
-    """Mean and largest error of the printed speedups, as text; nothing if there are none."""
-    if not any(row.speedup for row in rows):
-        return []
-    found = errors(rows)
-    return [
-        f"Mean error of {found.count} printed speedups {found.mean:.1%}; the largest is "
-        f"{found.largest.error:+.1%}, {found.largest.name}."
-    ]
+def means(rows: Sequence[Row]) -> list[str]:
+    """Mean errors as text, of all rows and of those that no input is from; nothing if no row
+    counts."""
+    texts = []
+    for apart, of in ((False, "all"), (True, "those that no input is taken from or chosen on")):
+        found = errors(rows, apart=apart)
+        if found is not None:
+            largest = f"{found.largest.fraction:+.1%}, {found.largest.name}"
+            texts.append(
+                f"Mean error of {found.count} figures ({of}): {found.mean:.1%}; largest {largest}."
+            )
+    return texts
 
 
 def plain_rows(rows: Sequence[Row]) -> dict[str, Any]:
-    """Convert rows and the errors of their speedups for `json.dumps`.
+    """Convert rows and their mean errors for `json.dumps`.
 
-    Errors of `%` and `M` are differences, of others fractions.
+    Errors of `%` and `M` are differences, of others fractions; `apart` are errors of rows that no
+    input is taken from, fitted on or chosen on.
     """
-    found = errors(rows) if any(row.speedup for row in rows) else None
+    found = {key: errors(rows, apart=key == "apart") for key in ("all", "apart")}
     return {
         "rows": [{**asdict(row), "error": row.error, "holds": row.holds} for row in rows],
-        "speedups": None
-        if found is None
-        else {"mean": found.mean, "largest": found.largest.name, "count": found.count},
+        "errors": {
+            key: each and {"mean": each.mean, "largest": each.largest.name, "count": each.count}
+            for key, each in found.items()
+        },
     }

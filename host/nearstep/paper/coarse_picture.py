@@ -29,7 +29,7 @@ def draw(
 
     figure = Figure(figsize=(13, 9), layout="constrained")
     axes = figure.subplots(2, 2)
-    _speedups(axes[0][0], [row for row in rows if row.speedup])
+    _speedups(axes[0][0], [row for row in rows if row.mean])
     _split(axes[0][1], run)
     _pipelines(axes[1][0], pipelines)
     _costs(axes[1][1], costs)

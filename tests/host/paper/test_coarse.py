@@ -62,7 +62,7 @@ def test_one_constant_is_fitted_on_section_2_alone() -> None:
     (fitted,) = [row for row in rows if row.kind == "fitted"]
     assert fitted.section == "I, II-B, figure 2"
     assert fitted.found == pytest.approx(100 * FITTED_SHARE)
-    assert not fitted.speedup
+    assert not fitted.mean
     assert evaluation.options.gpu == pytest.approx(0.448, abs=1e-3)
     assert Evaluation(Options(gpu=0.3)).options.gpu == 0.3
     inputs = [row for row in rows if row.kind == "input"]

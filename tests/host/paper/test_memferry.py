@@ -1,14 +1,11 @@
 """Section V of the MemFerry paper."""
 
-from dataclasses import replace
-
 import pytest
 
 from nearstep.memferry import work
 from nearstep.memferry.cost import Mode
 from nearstep.paper import memferry
 from nearstep.paper.memferry import Evaluation, Options, sized
-from nearstep.paper.rows import Row
 
 
 def test_rows_of_the_smaller_models_are_what_plans_give() -> None:
@@ -49,12 +46,6 @@ def test_deepspeed_has_a_bucket_that_the_model_does_not_decide() -> None:
     plan = work.native(none.costs)
     assert none.deepspeed_bytes == none.costs.bytes_of(plan) + none.activation_bytes
     assert none.deepspeed_s == none.native_s
-
-
-def test_an_error_is_in_points_or_a_fraction() -> None:
-    row = Row(name="a", section="V", unit="%", paper=20.0, found=25.0)
-    assert row.error == 5.0
-    assert replace(row, unit="x").error == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("billions", [0.7, 1.0, 2.4, 4.3, 6.7])

@@ -9,7 +9,7 @@ import pytest
 
 from nearstep.errors import ArgumentError
 from nearstep.paper import smart_infinity
-from nearstep.paper.rows import Row, errors
+from nearstep.paper.rows import errors
 from nearstep.paper.smart_infinity import FITTED_SHARE, Evaluation, gpt2
 from nearstep.paper.smart_infinity_case import METHODS, Phases
 from nearstep.paper.smart_infinity_machine import Options
@@ -26,7 +26,7 @@ def test_two_constants_are_fitted_on_section_3_alone() -> None:
     assert rows["One SSD: data to and from storage"].holds
     assert rows["Update on ten SSDs over four"].error == pytest.approx(0, abs=0.05)
     assert sum(row.kind == "fitted" for row in rows.values()) == 2
-    assert not any(row.speedup for row in rows.values())
+    assert not any(row.mean for row in rows.values())
     assert Evaluation(Options(gpu=0.3)).options.gpu == 0.3
 
 
@@ -46,27 +46,6 @@ def test_what_is_counted_is_what_is_printed() -> None:
 def test_models_of_a_size_have_it(billions: float) -> None:
     layers = gpt2(billions).layers(1, 1024)
     assert sum(layer.parameter_count for layer in layers) == pytest.approx(billions * 1e9, rel=0.02)
-
-
-def test_errors_are_of_speedups_alone() -> None:
-    def row(name: str, paper: float, found: float | None, **others) -> Row:
-        values = {"section": "a", "unit": "x", "paper": paper, "found": found}
-        return Row(name=name, **{**values, **others})
-
-    rows = [
-        row("a", 2.0, 2.2, speedup=True),
-        row("b", 2.0, 1.4, speedup=True),
-        row("c", 1.0, 9.0),
-        row("d", 1.0, 2.0, relation="<"),
-        row("e", 1.0, None, speedup=True),
-        row("f", 50.0, 60.0, unit="%"),
-    ]
-    found = errors(rows)
-    assert found.mean == pytest.approx(0.2)
-    assert (found.largest.name, found.count) == ("b", 2)
-    assert [each.holds for each in rows] == [None, None, None, False, None, None]
-    assert rows[-1].error == 10.0
-    assert row("g", 3.0, 4.0, relation=">").holds
 
 
 def test_an_assumption_decides_what_it_is_about() -> None:
