@@ -35,7 +35,7 @@ from nearstep.paper.coarse_case import (
 from nearstep.paper.coarse_pcie import Pcie
 from nearstep.paper.coarse_picture import draw
 from nearstep.paper.coarse_timeline import costs, pushed, runs
-from nearstep.paper.rows import errors
+from nearstep.paper.rows import errors, labelled
 from nearstep_spec.platform.load import load
 
 SEED = 3
@@ -71,12 +71,20 @@ def test_one_constant_is_fitted_on_section_2_alone() -> None:
 
 
 def test_rows_are_as_far_from_print_as_the_page_says() -> None:
-    rows = {row.name: row for row in Evaluation().rows()}
+    evaluation = Evaluation()
+    rows = {row.name: row for row in labelled(evaluation.rows(), evaluation.inputs)}
+    assert {name for each in evaluation.inputs for name in each.on} <= rows.keys()
     found = errors(rows.values())
+    assert found is not None
     assert found.count == 10
     assert found.mean == pytest.approx(0.189, abs=1e-3)
     assert found.largest.name == "V100, batch 4 over AllReduce's 2: 48.3 %"
-    assert rows["P100, BERT: less blocked"].note == "with the best m 28.00 %, +0.0 points"
+    apart = errors(rows.values(), apart=True)
+    assert apart is not None
+    assert apart.count == 3
+    assert apart.mean == pytest.approx(0.329, abs=1e-3)
+    assert rows["P100, BERT: less blocked"].ours == pytest.approx(28.0)
+    assert rows["T4, BERT over AllReduce: slightly lower"].ours == pytest.approx(1.15, abs=0.01)
     bounds = [row.name for row in rows.values() if row.holds is False]
     assert bounds == [
         "P100, BERT over AllReduce: beats it",
