@@ -53,14 +53,14 @@ def test_rows_of_coarse_are_beside_what_each_assumption_decides(tmp_path: Path) 
     result = RUNNER.invoke(app, [*arguments, "--output", str(path)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     written = json.loads(path.read_text(encoding="utf-8"))
-    assert written["errors"]["all"]["count"] == written["errors"]["apart"]["count"] == 10
+    assert (written["errors"]["all"]["count"], written["errors"]["apart"]["count"]) == (10, 3)
     assert f"{written['errors']['all']['mean']:.1%}" in result.output
-    (fitted,) = written["inputs"]
-    assert fitted["value"] in result.output
+    assert [each["label"] for each in written["inputs"]] == ["fitted", *["chosen"] * 4]
+    assert written["inputs"][0]["value"] in result.output
     assert len(written["rows"]) == 20
     for row in written["rows"]:
         assert row["name"] in result.output
-    assert len(written["sensitivity"]) == 12
+    assert len(written["sensitivity"]) == 13
     assert written["dual"] == written["pipeline"] == written["scale"] == []
 
 

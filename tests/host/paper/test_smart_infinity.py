@@ -60,6 +60,12 @@ def test_an_assumption_decides_what_it_is_about() -> None:
     slow = Evaluation(Options(gpu=0.5, decompressor=0.1))
     assert slow.speedup(model, "su+o+c", 6) < base.speedup(model, "su+o+c", 6)
     assert slow.speedup(model, "su+o", 6) == base.speedup(model, "su+o", 6)
+    first = {"su": 1, "su+o": 0, "su+o+c": 0}
+    for name, waits in (("allocation_s", first), ("tasklet_s", dict.fromkeys(first, 1))):
+        more = Evaluation(Options(gpu=0.5, **{name: 0.25}))  # type: ignore[arg-type]
+        for method, times in waits.items():  # each card has one subgroup
+            added = more.phases(model, method, 6).update - base.phases(model, method, 6).update  # type: ignore[arg-type]
+            assert added == pytest.approx(0.25 * times, abs=1e-9)
 
 
 def test_what_benches_have_measured_is_beside_table_3_and_figure_14(tmp_path: Path) -> None:
