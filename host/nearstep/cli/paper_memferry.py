@@ -62,12 +62,12 @@ def command(
         table("Effect of each assumption (modelled)", changed, SENSITIVE),
         _memory(memory),
     )
-    give(memferry, found, (), results, tables, as_json, output)
+    give(memferry, found, evaluation.inputs, results, tables, as_json, output)
 
 
 def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
     """Greedy plans of a model, compared with the exact one."""
-    planned = evaluation.named(model).memferry
+    planned = evaluation.ours.named(model).memferry
     readings = {
         str(reading): None if total is None else total / planned.total - 1
         for reading, total in planned.readings.items()

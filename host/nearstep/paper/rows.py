@@ -213,8 +213,15 @@ def row(
 
 
 def spread(
-    name: str, section: str, low: float, high: float, found: Sequence[float], unit: str = "x"
+    name: str,
+    section: str,
+    low: float,
+    high: float,
+    found: Sequence[float],
+    unit: str = "x",
+    **others: Any,
 ) -> Iterator[Row]:
     """Make the rows of a range: the least and the most of some figures; the mean counts `x`."""
+    others = {"mean": unit == "x", **others}
     for end, paper, pick in (("least", low, min), ("most", high, max)):
-        yield row(f"{name}, {end}", section, unit, paper, pick(found), mean=unit == "x")
+        yield row(f"{name}, {end}", section, unit, paper, pick(found), **others)
