@@ -108,11 +108,12 @@ class Flows:
         transfer : an announced one.
         cycle : not before the current time.
         """
-        self._uses[number] = uses = {}
+        uses: dict[str, int | Fraction] = {}
         for hop in transfer.route:
             first = self._first[hop.lane]
             times = 1 if first == hop.bytes_per_s else Fraction(first) / Fraction(hop.bytes_per_s)
             uses[hop.lane] = uses.get(hop.lane, 0) + times
+        self._uses[number] = uses
         self._left[number] = Fraction(int(transfer.nbytes))
         begins = cycle + self._clock.cycles(transfer.latency_s)
         heapq.heappush(self._waiting, (begins, number))
