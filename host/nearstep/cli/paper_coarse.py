@@ -8,11 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from nearstep.cli.files import PictureFile, check_outputs
+from nearstep.cli.files import PictureFile
 from nearstep.cli.outcome import AsJson, working
 from nearstep.cli.paper_rows import (
     PARTS,
+    AsCsv,
     Assumptions,
+    BarsFile,
+    Outputs,
     RowsFile,
     chosen,
     give,
@@ -28,7 +31,9 @@ from nearstep.paper.rows import labelled
 
 def command(
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
     output: RowsFile = None,
+    bars: BarsFile = None,
     image: PictureFile = None,
     only: Annotated[str, PARTS] = ",".join(coarse.PARTS),
     sensitivity: Assumptions = True,
@@ -47,7 +52,8 @@ def command(
         raise typer.BadParameter(
             "needs all parts: omit --no-timeline and --only", param_hint="--picture"
         )
-    check_outputs({"--output": output, "--picture": image})
+    outputs = Outputs(as_json, as_csv, output, bars)
+    outputs.check(picture=image)
     evaluation = Evaluation()
     rows = [*labelled(evaluation.rows(parts), evaluation.inputs)]
     changed = [*coarse.sensitivity()] if sensitivity else []
@@ -78,7 +84,7 @@ def command(
         table("Push, sync, pull (figure 9; modelled)", pipelines, PIPELINES),
         table("A sum over many devices (modelled)", sums, COSTS),
     )
-    give(coarse, rows, evaluation.inputs, results, tables, as_json, output)
+    give(coarse, rows, evaluation.inputs, results, tables, outputs)
 
 
 DUAL = {

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from nearstep.cli.files import check_outputs
 from nearstep.cli.outcome import AsJson, table_of, working
 from nearstep.cli.paper_rows import (
+    AsCsv,
     Assumptions,
+    BarsFile,
+    Outputs,
     RowsFile,
     chosen,
     give,
@@ -21,12 +23,14 @@ from nearstep.cli.paper_rows import (
 )
 from nearstep.paper import memferry
 from nearstep.paper.memferry import Evaluation, Sensitivity
-from nearstep.paper.rows import Row
+from nearstep.paper.rows import Row, errors
 
 
 def command(
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
     output: RowsFile = None,
+    bars: BarsFile = None,
     sensitivity: Assumptions = True,
     models: Annotated[
         str, typer.Option(help="Models of the sensitivity table, with commas.")
@@ -37,7 +41,8 @@ def command(
 ) -> None:
     """Section V of MemFerry beside modelled figures."""
     names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
-    check_outputs({"--output": output})
+    outputs = Outputs(as_json, as_csv, output, bars)
+    outputs.check()
     found: list[Row] = []
     changed: list[Sensitivity] = []
     evaluation = Evaluation()
@@ -57,12 +62,21 @@ def command(
         "greedy": plans,
         "sensitivity": [asdict(each) for each in changed],
     }
-    tables = (
+    parts = (
+        *_means(found),
         _gap_table(plans),
         table("Effect of each assumption (modelled)", changed, SENSITIVE),
         _memory(memory),
     )
-    give(memferry, found, evaluation.inputs, results, tables, as_json, output)
+    give(memferry, found, evaluation.inputs, results, parts, outputs)
+
+
+def _means(rows: Sequence[Row]) -> Iterator[str]:
+    """Mean errors of the rows that no input is from, of times and of memory."""
+    for title, memory in (("speed and utilisation", False), ("memory", True)):
+        found = errors([each for each in rows if memferry.of_memory(each) == memory], apart=True)
+        if found is not None:
+            yield f"Of the latter, {found.count} of {title}: {found.mean:.1%}."
 
 
 def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:

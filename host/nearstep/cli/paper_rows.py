@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -12,7 +14,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from nearstep.cli.files import check_outputs
 from nearstep.cli.outcome import console, print_json, print_table, table_of
+from nearstep.paper.bars import draw as draw_bars
 from nearstep.paper.rows import Input, Row, Sensitivity, errors
 
 
@@ -28,7 +32,17 @@ def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
 
 
 RowsFile = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write what --json prints to this file, too.")
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Write what --json prints to this file, or, to a .csv, --csv."
+    ),
+]
+
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print the rows of figures as CSV.")]
+
+BarsFile = Annotated[
+    Path | None,
+    typer.Option("--bars", help="Bars of every figure, the paper's beside nearstep's: .png, .svg."),
 ]
 
 PARTS = typer.Option(help="Parts of the paper, with commas; all by default.")
@@ -38,12 +52,26 @@ Assumptions = Annotated[
 ]
 
 
-def give_json(rows: Any, as_json: bool, output: Path | None) -> None:
-    """Write the JSON of `--json` to a file, print it, or neither."""
-    if output is not None:
-        output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    if as_json:
-        print_json(rows)
+@dataclass(frozen=True)
+class Outputs:
+    """Where a command's figures are given: text unless one of `as_json` and `as_csv` is chosen."""
+
+    as_json: bool
+    as_csv: bool
+    output: Path | None
+    bars: Path | None
+
+    def check(self, **pictures: Path | None) -> None:
+        """Refuse both formats, and files that cannot be written, with `typer.BadParameter`.
+
+        Parameters
+        ----------
+        pictures : further files, by option.
+        """
+        if self.as_json and self.as_csv:
+            raise typer.BadParameter("excludes --json", param_hint="--csv")
+        others = {f"--{option}": path for option, path in pictures.items()}
+        check_outputs({"--bars": self.bars, **others, "--output": self.output})
 
 
 def give(
@@ -52,15 +80,24 @@ def give(
     inputs: Sequence[Input],
     results: Mapping[str, Any],
     parts: Iterable[Table | str],
-    as_json: bool,
-    output: Path | None,
+    outputs: Outputs,
 ) -> None:
-    """Give a paper's figures, and further results as JSON, or as tables that have rows and
-    paragraphs; then figures that are not modelled, with the reasons, and the assumptions."""
+    """Give a paper's figures as CSV; with further results as JSON; or as tables that have rows and
+    paragraphs, then figures that are not modelled, with the reasons, and the assumptions."""
     left = {"not_modelled": paper.NOT_MODELLED, "assumptions": list(paper.ASSUMPTIONS)}
-    given = {**plain_rows(rows), "inputs": [asdict(each) for each in inputs]}
-    give_json({**given, **results, **left}, as_json, output)
-    if as_json:
+    given = {**plain_rows(rows), "inputs": [asdict(each) for each in inputs], **results, **left}
+    output = outputs.output
+    if output is not None and output.suffix == ".csv":
+        output.write_text(csv_of(rows), encoding="utf-8")
+    elif output is not None:
+        output.write_text(json.dumps(given, indent=1) + "\n", encoding="utf-8")
+    if outputs.bars is not None:
+        draw_bars(rows, outputs.bars)
+    if outputs.as_csv:
+        typer.echo(csv_of(rows), nl=False)
+        return
+    if outputs.as_json:
+        print_json(given)
         return
     figures = table_of_figures("Printed figures, and figures from here", rows)
     reasons = (f"- {name}: {reason}." for name, reason in paper.NOT_MODELLED.items())
@@ -71,6 +108,16 @@ def give(
             console().print(part, soft_wrap=True)
         elif part.row_count:
             print_table(part)
+
+
+def csv_of(rows: Iterable[Row]) -> str:
+    """Rows as CSV: `error` as in JSON, `holds` of bounds."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [each.name for each in fields(Row)]
+    writer.writerow([*names, "error", "holds"])
+    writer.writerows([getattr(row, name) for name in (*names, "error", "holds")] for row in rows)
+    return text.getvalue()
 
 
 INPUTS = {"input": "{0.name}", ">value": "{0.value}", "label": "{0.label}"}

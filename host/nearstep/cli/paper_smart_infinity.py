@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
-from nearstep.cli.files import PictureFile, check_outputs
+from nearstep.cli.files import PictureFile
 from nearstep.cli.outcome import AsJson, working
 from nearstep.cli.paper_rows import (
     PARTS,
+    AsCsv,
+    BarsFile,
+    Outputs,
     RowsFile,
     chosen,
     give,
@@ -27,7 +30,9 @@ from nearstep.paper.smart_infinity_picture import draw
 
 def command(
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
     output: RowsFile = None,
+    bars: BarsFile = None,
     image: PictureFile = None,
     only: Annotated[str, PARTS] = ",".join(smart_infinity.PARTS),
     sensitivity: Annotated[
@@ -44,7 +49,8 @@ def command(
 ) -> None:
     """Figures 3 and 9 to 17 and Tables I, III, IV of Smart-Infinity beside nearstep's."""
     parts = chosen(only, smart_infinity.PARTS, "--only")
-    check_outputs({"--output": output, "--picture": image})
+    outputs = Outputs(as_json, as_csv, output, bars)
+    outputs.check(picture=image)
     try:
         benches = [*measured(bench)]
     except ArgumentError as error:
@@ -66,4 +72,4 @@ def command(
             draw(evaluation, image)
     handler = table_of_assumptions(changed, {">SU+O over SU, 10 CSDs": "{0.handler:.2f}"})
     results = {"sensitivity": [asdict(each) for each in changed]}
-    give(smart_infinity, rows, evaluation.inputs, results, [handler], as_json, output)
+    give(smart_infinity, rows, evaluation.inputs, results, [handler], outputs)

@@ -295,6 +295,11 @@ MEANS = "GO-MemFerry's mean is printed as -20.1 % (I) and as -41.6 % (V-C)"
 """Notes of rows where the print contradicts itself."""
 
 
+def of_memory(each: Row) -> bool:
+    """Whether a row is of the GPU's memory."""
+    return "emory" in each.name or "largest" in each.name
+
+
 def _counted(paper: Row) -> Row:
     return replace(paper, mean=True)
 
