@@ -51,7 +51,7 @@ def at_once(timeline: Timeline, first: str, second: str) -> int:
     ("duplex", "drive_cycles", "gain"),
     [
         ("full", 3 * 4 * COUNT // WRITE, 1.6),
-        ("half", 3 * 4 * COUNT // WRITE + 3 * 4 * COUNT // READ, 1.15),
+        ("half", 3 * 4 * COUNT // WRITE + 3 * 4 * COUNT // READ, 1.3),
     ],
 )
 def test_the_handler_beats_the_naive_order_with_the_same_bits(
