@@ -45,11 +45,12 @@ def bars(axes: Axes, rows: Sequence[Row]) -> None:
     if any(row.ours is not None for row in rows):
         ours = [row.ours or 0.0 for row in rows]
         series.append(("nearstep's algorithm", OURS, ours, [row.beside for row in rows]))
-    width = 0.8 / len(series)
+    width, found = 0.8 / len(series), []
     for number, (label, colour, values, texts) in enumerate(series):
         places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(rows))]
         drawn = axes.barh(places, values, width, color=colour, label=label)
         axes.bar_label(drawn, texts, padding=3, fontsize=6)
+        found.append(drawn)
     figures = [abs(value) for _, _, values, _ in series for value in values if value]
     least, most = min(figures, default=1.0), max(figures, default=1.0)
     if most > LOGARITHMIC * least and all(row.paper > 0 and row.found for row in rows):
@@ -63,6 +64,6 @@ def bars(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_xlabel({"+%": "change, %", "x": "ratio", "": "number"}.get(unit, unit), fontsize=8)
     axes.tick_params(axis="x", labelsize=7)
     axes.legend(fontsize=7, loc="upper right")
-    for drawn in axes.containers[1:]:  # after the legend, which would be hatched as its first bar
+    for drawn in found[1:]:  # after the legend, which would be hatched as its first bar
         for bar, row in zip(drawn, rows, strict=True):
             bar.set_hatch("" if row.apart else "////")
