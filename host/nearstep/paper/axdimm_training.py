@@ -290,17 +290,6 @@ class Comparison:
         peak = self.peak_on_drives / 1e9
         yield row(f"{self.model}: peak NVMe usage", "Table 6", "GB", self.printed.peak_gb, peak)
 
-    @property
-    def errors(self) -> tuple[float, float, float]:
-        """Errors of the totals, baseline and AXDIMM, and of the speedup: fractions of the printed
-        figures."""
-        printed = self.printed
-        return (
-            self.baseline.total_s / sum(printed.baseline) - 1,
-            self.axdimm.total_s / sum(printed.axdimm) - 1,
-            self.speedup / printed.speedup - 1,
-        )
-
 
 def table_6(models: Mapping[str, Printed] = TABLE_6, **options: object) -> Iterator[Comparison]:
     """Model the rows one after the other; `options` are fields of `AxdimmCase`."""

@@ -112,8 +112,8 @@ def test_m_is_that_of_the_papers_estimate(layout: Layout, overlap: bool) -> None
 
 
 def test_what_is_blocked_on_the_p100_is_the_link_over_the_pair() -> None:
-    """All goes over a GPU's link once, whatever m; a ring of two alone is bound by the pair. With
-    m of n, as T_train has it, the link is used twice."""
+    """A ring of two alone is bound by the pair; all goes over a link once with the best m, and
+    twice with an m of n, that of T_train."""
     local, remote = FIGURE_8["sdsc"]
     assert local == BOTH_WAYS_BYTES_PER_S
     for split, passes in (("best", 1), ("T_train", 2)):
