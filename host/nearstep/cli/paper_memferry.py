@@ -50,8 +50,8 @@ def command(
         for row in evaluation.rows() if rows else ():
             found.append(row)
             progress(f"section V: {row.name}")
-        under = memferry.evaluations()
-        for each in memferry.sensitivity(names, under) if sensitivity else ():
+        under = memferry.evaluations() if sensitivity else {}
+        for each in memferry.sensitivity(names, under):
             changed.append(each)
             progress(f"assumptions: {each.variant}")
         full = sensitivity and names == memferry.MODELS_OF_FIGURE_9
@@ -62,12 +62,12 @@ def command(
         "greedy": plans,
         "sensitivity": [asdict(each) for each in changed],
     }
-    parts = (
+    parts: list[Table | str] = [
         *_means(found),
         _gap_table(plans),
         table("Effect of each assumption (modelled)", changed, SENSITIVE),
         _memory(memory),
-    )
+    ]
     give(memferry, found, evaluation.inputs, results, parts, outputs)
 
 

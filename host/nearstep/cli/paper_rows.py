@@ -102,12 +102,17 @@ def give(
     figures = table_of_figures("Printed figures, and figures from here", rows)
     reasons = (f"- {name}: {reason}." for name, reason in paper.NOT_MODELLED.items())
     assumed = (f"- {each}" for each in paper.ASSUMPTIONS)
-    head: list[Table | str] = [figures, *notes(rows), *means(rows), table("Inputs", inputs, INPUTS)]
-    for part in (*head, *parts, "Not modelled:", *reasons, "Assumed:", *assumed):
+    tail = ("Inputs:", *map(_text_of, inputs), "Not modelled:", *reasons, "Assumed:", *assumed)
+    for part in (figures, *notes(rows), *means(rows), *parts, *tail):
         if isinstance(part, str):
             console().print(part, soft_wrap=True)
         elif part.row_count:
             print_table(part)
+
+
+def _text_of(each: Input) -> str:
+    label = f"{each.label} on {'; '.join(each.on)}" if each.on else each.label
+    return f"- {each.name}: {each.value} ({label}): {each.source}."
 
 
 def csv_of(rows: Iterable[Row]) -> str:
@@ -118,11 +123,6 @@ def csv_of(rows: Iterable[Row]) -> str:
     writer.writerow([*names, "error", "holds"])
     writer.writerows([getattr(row, name) for name in (*names, "error", "holds")] for row in rows)
     return text.getvalue()
-
-
-INPUTS = {"input": "{0.name}", ">value": "{0.value}", "label": "{0.label}"}
-INPUTS |= {"from": "{0.source}", "rows": "{0.where}"}
-"""Columns of the table of inputs."""
 
 
 def table(title: str, rows: Iterable[Any], columns: Mapping[str, str]) -> Table:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PAPER, HERE, OURS = "#b0b0b0", "#1f77b4", "#2ca02c"
-LOGARITHMIC = 100
+LOGARITHMIC = 30
 """Ratio of the largest figure to the smallest from which an axis is logarithmic."""
 
 
@@ -29,7 +29,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     for each in rows:
         if each.found is not None:
             units.setdefault(each.unit, []).append(each)
-    heights = [0.34 * len(each) + 1.1 for each in units.values()] or [1.0]
+    heights = [0.34 * len(each) + 1.2 for each in units.values()] or [1.0]
     figure = Figure(figsize=(11, sum(heights)), layout="constrained")
     axes = figure.subplots(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axis, group in zip(axes, units.values(), strict=False):
@@ -45,14 +45,15 @@ def bars(axes: Axes, rows: Sequence[Row]) -> None:
     if any(row.ours is not None for row in rows):
         ours = [row.ours or 0.0 for row in rows]
         series.append(("nearstep's algorithm", OURS, ours, [row.beside for row in rows]))
-    width = 0.8 / len(series)
+    width, found = 0.8 / len(series), []
     for number, (label, colour, values, texts) in enumerate(series):
         places = [place + (number - (len(series) - 1) / 2) * width for place in range(len(rows))]
         drawn = axes.barh(places, values, width, color=colour, label=label)
         axes.bar_label(drawn, texts, padding=3, fontsize=6)
-    figures = [abs(value) for _, _, values, _ in series for value in values if value]
-    least, most = min(figures, default=1.0), max(figures, default=1.0)
-    if most > LOGARITHMIC * least and all(row.paper > 0 and row.found for row in rows):
+        found.append(drawn)
+    figures = [value for _, _, values, _ in series[:2] for value in values]
+    least, most = min(figures), max(figures)
+    if 0 < LOGARITHMIC * least < most:
         axes.set_xscale("log")
         axes.set_xlim(least / 2, 10 * most)
     else:
@@ -62,7 +63,7 @@ def bars(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel({"+%": "change, %", "x": "ratio", "": "number"}.get(unit, unit), fontsize=8)
     axes.tick_params(axis="x", labelsize=7)
-    axes.legend(fontsize=7, loc="upper right")
-    for drawn in axes.containers[1:]:  # after the legend, which would be hatched as its first bar
+    axes.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+    for drawn in found[1:]:  # after the legend, which would be hatched as its first bar
         for bar, row in zip(drawn, rows, strict=True):
             bar.set_hatch("" if row.apart else "////")

@@ -36,11 +36,6 @@ class Input:
         if self.label == "fitted" and not self.on:
             raise ArgumentError(f"input {self.name!r} is fitted: `on` must name a row")
 
-    @property
-    def where(self) -> str:
-        """`on` as text."""
-        return "; ".join(self.on) or "no row"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Row:

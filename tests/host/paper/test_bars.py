@@ -25,7 +25,10 @@ def test_a_figure_of_the_paper_is_beside_those_from_here() -> None:
     assert {"1.50 x", "1.25 x, modelled", "1.75 x", "< 4.00 x", "3.00 x, fitted"} <= texts
 
 
-@pytest.mark.parametrize(("paper", "scale"), [((1.0, 99.0), "linear"), ((1.0, 300.0), "log")])
+@pytest.mark.parametrize(
+    ("paper", "scale"),
+    [((1.0, 30.0), "linear"), ((1.0, 300.0), "log"), ((-1.0, 1.0, 300.0), "linear")],
+)
 def test_figures_of_many_sizes_have_a_logarithmic_axis(
     paper: tuple[float, ...], scale: str
 ) -> None:

@@ -10,6 +10,7 @@ from nearstep.memferry.cost import Mode
 from nearstep.paper import memferry
 from nearstep.paper.memferry import Evaluation, Options, sized
 from nearstep.paper.memferry_case import MemferryCase
+from nearstep.paper.rows import errors
 
 GPU = 0.2533
 """The fitted share, rounded."""
@@ -144,10 +145,15 @@ def test_activations_that_are_computed_again_are_those_of_one_layer() -> None:
 
 
 @pytest.mark.deep
-def test_every_row_is_modelled() -> None:
+def test_every_row_is_modelled_and_means_are_those_of_the_page() -> None:
     rows = [*Evaluation().rows()]
     assert len(rows) == len({(row.name, row.section) for row in rows}) == 39
     assert all(row.found == row.found and row.mean for row in rows)
     names = {row.name for row in rows}
     assert sum(row.ours is not None for row in rows) > 20
+    speed = [row for row in rows if not memferry.of_memory(row)]
+    memory = [row for row in rows if memferry.of_memory(row)]
+    means = [errors(rows), *(errors(each, apart=True) for each in (rows, speed, memory))]
+    found = [(each.count, round(100 * each.mean, 1)) for each in means if each is not None]
+    assert found == [(39, 18.3), (31, 20.8), (18, 5.4), (13, 42.1)]  # as the page says
     assert {name for each in Evaluation().inputs for name in each.on} <= names

@@ -67,7 +67,6 @@ def test_a_row_that_an_input_is_from_is_left_out_of_the_second_mean() -> None:
     assert apart is not None
     assert (every.count, every.mean) == (5, pytest.approx(0.3))
     assert (apart.count, apart.mean, apart.largest.name) == (1, pytest.approx(0.5), "e")
-    assert [each.where for each in inputs[1:]] == ["b", "c; d", "no row"]
 
 
 def test_a_fitted_input_names_its_rows() -> None:
