@@ -48,6 +48,7 @@ NOT_MODELLED = {
     "the same cost in an access of any size",
     "Figure 2: seven other models, parts of the overhead": "models are not named, no number is "
     "printed",
+    "Coherence traffic (III-D), latency of CCI": "no number is printed; nearstep has no coherence",
     "About 300 million parameters of BERT (II-A)": "BERT-large has 335 million",
     "Figure 15": "only relations, which figure 8's rates imply: `nearstep.coarse.routing` chooses "
     "the remote proxy for large tensors on the V100 and the local one elsewhere",
