@@ -12,15 +12,16 @@ from measuring import CLOCK_HZ
 
 import nearstep
 from nearstep.backends.peer import HostLinks
+from nearstep.paper.smart_infinity_machine import Machine, Options
 from nearstep.smartssd.raid0 import Raid0
 from nearstep.work.timeline import Timeline
 from nearstep.work.trace import picture, write_trace
-from nearstep_spec.platform.load import load
 
-READ, WRITE = 3_300_000_000, 2_000_000_000
-"""Bytes a second of the drive, assumed: the paper plots them (figure 14) and prints none."""
+PLATFORM = Machine(Options()).platform
+"""Of `nearstep paper smart-infinity`: drives read or write, and the uplink's rate is fitted."""
 
-PLATFORM = load("smart-infinity")
+DRIVE, UPLINK = PLATFORM.drives["ssd0"], PLATFORM.links["uplink"]
+READ, WRITE = round(float(DRIVE.read_bytes_per_s or 0)), round(float(DRIVE.write_bytes_per_s or 0))
 CARDS = (1, 2, 4, 8)
 NARROW = 4  # the uplink is so many times narrower in the rows that show where it is full
 KEPT = 0.01
@@ -29,7 +30,6 @@ CHUNK = 4096
 
 PATHS = ("host_to_card", "card_to_host", "drive_to_card", "card_to_drive", "host_to_drive",
          "drive_to_host")  # fmt: skip
-LOST = ("first_subgroup_comes", "nothing_to_write", "slower_than_its_rate", "last_parameters_go")
 
 
 def derived(results: Results) -> Results:
@@ -54,27 +54,28 @@ def rate(link: str) -> int:
 def row(
     name: str, cards: int, elements: int, subgroup: int, uplink: int, cycles: int, **more: Any
 ) -> Results:
-    drive = 12 * elements / cards / min(READ, WRITE) * CLOCK_HZ
     return {"name": name, "cards": cards, "elements": elements, "subgroup_elements": subgroup,
-        "uplink_bytes_per_s": uplink, "cycles": cycles, "of_drive": cycles / drive,
-        **more}  # fmt: skip
+        "uplink_bytes_per_s": uplink, "cycles": cycles,
+        "of_drive": cycles / of_drive(more["bytes"], cards), **more}  # fmt: skip
+
+
+def of_drive(moved: dict[str, int], drives: int) -> float:
+    """Cycles of one of the drives for its reads and its writes."""
+    read = moved["drive_to_card"] + moved["drive_to_host"]
+    written = moved["card_to_drive"] + moved["host_to_drive"]
+    return (read / READ + written / WRITE) / drives * CLOCK_HZ
 
 
 def lost(timeline: Timeline, drive: float) -> dict[str, float]:
-    spans = sorted(
-        (entry.start, entry.end)
-        for lane, entries in timeline.lanes.items()
-        if lane.startswith("drive 0 write")
-        for entry in entries
-    )
-    first, reached, idle = spans[0][0], spans[0][0], 0
-    for start, end in spans:
-        idle += max(0, start - reached)
+    """Cycles beyond those of the drive 0: without a transfer, and with one."""
+    lanes = timeline.lanes.items()
+    mine = [entries for lane, entries in lanes if lane.startswith("drive 0 ")]
+    reached = min(e.start for e in timeline.entries)
+    idle = timeline.makespan
+    for start, end in sorted((e.start, e.end) for entries in mine for e in entries):
+        idle -= max(0, end - max(start, reached))
         reached = max(reached, end)
-    began = min(e.start for e in timeline.entries)
-    parts = (first - began, idle, reached - first - idle - drive,
-             began + timeline.makespan - reached)  # fmt: skip
-    return dict(zip(LOST, parts, strict=True))
+    return {"idle": idle, "slower": timeline.makespan - idle - drive}
 
 
 def step(
@@ -86,6 +87,7 @@ def step(
         device = (
             f"sim:smartssd?fu=native&cards={cards}&subgroup_elements={subgroup}&drive={folder}"
             f"&drive_read_bytes_per_s={READ}&drive_write_bytes_per_s={WRITE}&clock_hz={CLOCK_HZ}"
+            f"&drive_duplex={DRIVE.duplex}&uplink_duplex={UPLINK.duplex}"
             f"&uplink_bytes_per_s={uplink}&link_bytes_per_s={rate('card0')}"
         )
         optimizer: Any = nearstep.optim.AdamW([parameter], lr=1e-3, device=device, **options)
@@ -97,18 +99,19 @@ def step(
         timeline = optimizer.timeline
         moved = Counter(asdict(optimizer.device.backend.peer_traffic))
     moved.subtract(peer[-1])
-    drive = 12 * elements / cards / min(READ, WRITE) * CLOCK_HZ
     by_path = (timeline.traffic["uplink", 0], timeline.traffic["uplink", 1], moved["write_bytes"],
                moved["completion_bytes"], 0, 0)  # fmt: skip
-    more = {"lost": lost(timeline, drive), "bytes": dict(zip(PATHS, by_path, strict=True))}
+    found = dict(zip(PATHS, by_path, strict=True))
+    more = {"lost": lost(timeline, of_drive(found, cards)), "bytes": found}
     return row(name, cards, elements, subgroup, uplink, timeline.makespan, **more), timeline
 
 
 def baseline(drives: int, elements: int, block: int, uplink: int) -> Results:
     memory = PLATFORM.processors["cpu"].memory_bytes_per_s
     assert memory is not None
-    machine = Raid0(drives=drives, read_bytes_per_s=READ, write_bytes_per_s=WRITE,
-        links=HostLinks(uplink_bytes_per_s=uplink, link_bytes_per_s=rate("card0")),
+    machine = Raid0(drives=drives, drive=DRIVE,
+        links=HostLinks(uplink_bytes_per_s=uplink, link_bytes_per_s=rate("card0"),
+                        uplink_duplex=UPLINK.duplex),
         memory_bytes_per_s=memory.value)  # fmt: skip
     timeline = machine.update(elements, block * drives)
     assert timeline.seconds is not None

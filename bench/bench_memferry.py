@@ -1,7 +1,6 @@
-"""MemFerry's planner: how long it takes, how far greedy plans are from the best, and section V."""
+"""MemFerry's planner: how long it takes, and how far greedy plans are from the best."""
 
 import random
-from dataclasses import asdict
 from functools import partial
 from statistics import fmean, median
 from time import perf_counter
@@ -14,7 +13,7 @@ from nearstep.memferry.cost import Costs
 from nearstep.memferry.forward import READINGS
 from nearstep.memferry.planner import make
 from nearstep.memferry.profile import LayerProfile, Profile
-from nearstep.paper.memferry import MODELS_OF_FIGURE_9, NOT_MODELLED, Evaluation, evaluations
+from nearstep.paper.memferry import MODELS_OF_FIGURE_9, Evaluation
 
 SEED = 16
 PROFILES = 1000
@@ -26,8 +25,6 @@ EXACT_PROFILES = 50
 
 def derived(results: Results) -> Results:
     speed, found, models = results["speed"], results["random"], results["models"]
-    paper = results["paper"]
-    memory = [row for row in paper["rows"] if row["name"].startswith("Memory")]
     return {
         **{
             end: {name: of(speed[f"greedy_{name}"].values()) for name in ("s", "processor_s")}
@@ -37,16 +34,10 @@ def derived(results: Results) -> Results:
             key: {**each, "models": {n: m["greedy_percent"][key] for n, m in models.items()}}
             for key, each in found["greedy_percent"].items()
         },
-        "memory": {"*paper*": [row["paper"] for row in memory], **paper["memory"]},
         "model_columns": " | ".join(
             f"{name}{'' if each['proven'] else ', not proven'} ~ {{models[{name}]:.2f %}}"
             for name, each in models.items()
         ),
-        "memory_columns": " | ".join(
-            f"{row['name'].removeprefix('Memory: ')}, {row['section']} ~ {{value[{place}]:.1f}}"
-            for place, row in enumerate(memory)
-        ),
-        "reasons": "\n".join(f"- {name}: {why}." for name, why in paper["not_modelled"].items()),
     }  # fmt: skip
 
 
@@ -99,8 +90,8 @@ def percent(plan: Any) -> dict[str, float]:
 
 
 def models() -> Results:
-    evaluation = Evaluation()
-    plans = {name: evaluation.named(name).memferry for name in MODELS_OF_FIGURE_9}
+    ours = Evaluation().ours
+    plans = {name: ours.named(name).memferry for name in MODELS_OF_FIGURE_9}
     return {
         name: {"proven": plan.gap == 0, "greedy_percent": percent(plan)}
         for name, plan in plans.items()
@@ -122,22 +113,6 @@ def exactly(share: float | None, count: int) -> Results:
         "processor_seconds": {"median": median(processor), "most": max(processor)},
         "gap_percent": {"mean": fmean(gap), "most": max(gap)},
     }
-
-
-def paper() -> Results:
-    def shown(row: Any) -> tuple[str, str, str]:
-        percent, digits = row.unit == "%", 1 if row.unit == "%" else 2
-        error = f"{row.error:+.1f} points" if percent else f"{row.error:+.1%}"
-        return *(f"{each:.{digits}f} {row.unit}" for each in (row.paper, row.found)), error
-
-    rows = Evaluation().rows()
-    return {
-        "rows": [{**asdict(row), "error": row.error, "shown": shown(row)} for row in rows],
-        "memory": {
-            variant: [row.found for row in evaluation.memory()]
-            for variant, evaluation in evaluations().items()
-        },
-        "not_modelled": NOT_MODELLED}  # fmt: skip
 
 
 def speed(exact_profiles: int) -> Results:
@@ -163,5 +138,5 @@ def main(
     """Measure, and write build/bench/memferry.json."""
     begun = perf_counter()
     results = {"seed": SEED, "speed": speed(exact_profiles), "random": gaps(profiles),
-        "models": models(), "paper": paper()}  # fmt: skip
+        "models": models()}  # fmt: skip
     report("memferry", derived, **results, seconds=perf_counter() - begun)

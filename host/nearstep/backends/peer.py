@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nearstep.backends.base import Backend, Completion, Ended
 from nearstep.errors import MemoryBarError
-from nearstep_spec.platform.machine import Hop
+from nearstep_spec.platform.machine import Duplex, Hop
 
 
 @dataclass
@@ -36,11 +36,12 @@ class PeerTraffic:
 
 @dataclass(frozen=True)
 class HostLinks:
-    """Links between the host and cards; each direction has the full rate.
+    """Links between the host and cards.
 
     Attributes
     ----------
     uplink_bytes_per_s : of the link that all cards share; None: no bound.
+    uplink_duplex : `half` if both directions share that rate.
     link_bytes_per_s : of the link of one card; None: bounded by the card's port only.
 
     Ref: Smart-Infinity, figure 2 and table II.
@@ -48,15 +49,17 @@ class HostLinks:
 
     uplink_bytes_per_s: int | None = None
     link_bytes_per_s: int | None = None
+    uplink_duplex: Duplex = "full"
 
     def route(self, card: int, direction: int) -> tuple[Hop, ...]:
         """Return the bounded links of a transfer to (0) or from (1) a card."""
         rates = {"uplink": self.uplink_bytes_per_s, f"link {card}": self.link_bytes_per_s}
+        half = "uplink" if self.uplink_duplex == "half" else None
         return tuple(
             Hop(
                 link=link,
                 direction=direction,
-                lane=f"{link} {('down', 'up')[direction]}",
+                lane="uplink" if link == half else f"{link} {('down', 'up')[direction]}",
                 bytes_per_s=float(rate),
             )
             for link, rate in rates.items()

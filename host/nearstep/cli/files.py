@@ -24,11 +24,13 @@ PictureFile = Annotated[
 def check_outputs(paths: Mapping[str, Path | None]) -> None:
     """Refuse files that cannot be written, by option, with `typer.BadParameter`.
 
-    The kind of a `--picture` is checked before the other files, whose check creates folders.
+    The kinds of `--picture` and `--bars` are checked before the other files, whose check creates
+    folders.
     """
-    image = paths.get("--picture")
-    if image is not None:
-        check_picture(image)
+    for option in ("--picture", "--bars"):
+        image = paths.get(option)
+        if image is not None:
+            check_picture(image, option)
     for option, path in paths.items():
         if path is not None:
             check_writable(option, path)

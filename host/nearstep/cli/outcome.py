@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -55,11 +56,9 @@ def reported(*, wrong: Errors = (), failed: Errors = ()) -> Iterator[None]:
 
 
 def console(*, markup: bool = False) -> Console:
-    """Standard output; without a terminal lines are not wrapped."""
-    made = Console(markup=markup, highlight=False)
-    if made.is_terminal:
-        return made
-    return Console(markup=markup, highlight=False, width=UNBOUNDED)
+    """Standard output; without a terminal lines are not wrapped, also with forced colours."""
+    width = None if sys.stdout.isatty() else UNBOUNDED
+    return Console(markup=markup, highlight=False, width=width)
 
 
 def table_of(

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from nearstep.cli.files import check_outputs, write_timeline
-from nearstep.cli.outcome import AsJson, console, group, print_table, table_of, working
+from nearstep.cli.files import write_timeline
+from nearstep.cli.outcome import AsJson, group, working
 from nearstep.cli.paper_coarse import command as coarse
 from nearstep.cli.paper_memferry import command as memferry
-from nearstep.cli.paper_rows import RowsFile, chosen, give_json
+from nearstep.cli.paper_rows import AsCsv, BarsFile, Outputs, RowsFile, chosen, give, table
 from nearstep.cli.paper_smart_infinity import command as smart_infinity
 from nearstep.paper import axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Comparison
+from nearstep.paper.rows import labelled
 
 app = group("The papers' tables beside modelled and measured ones.")
 
@@ -33,7 +30,9 @@ app.command("smart-infinity")(smart_infinity)
 @app.command()
 def axdimm(
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
     output: RowsFile = None,
+    bars: BarsFile = None,
     models: Annotated[
         str, typer.Option(help="Models of Table 6, with commas; all by default.")
     ] = ",".join(axdimm_training.TABLE_6),
@@ -56,9 +55,10 @@ def axdimm(
     if policy not in axdimm_training.POLICIES:
         expected = " or ".join(axdimm_training.POLICIES)
         raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
-    check_outputs({"--output": output, "--trace": trace, "--picture": image})
+    outputs = Outputs(as_json, as_csv, output, bars)
+    outputs.check(trace=trace, picture=image)
     rates: list[Rate] = []
-    rows: list[Comparison] = []
+    found: list[Comparison] = []
     parts = len(names) + kernel * (len(axdimm_kernel.DEVICES) + 1)
     with working("Table 5" if kernel else "Table 6", total=parts) as progress:
         if kernel:
@@ -70,17 +70,20 @@ def axdimm(
             rates += [core] if core else []
             progress("Table 6")
         printed = {name: axdimm_training.TABLE_6[name] for name in names}
-        for row in axdimm_training.table_6(printed, policy=policy):
-            rows.append(row)
+        for each in axdimm_training.table_6(printed, policy=policy):
+            found.append(each)
             progress("Table 6")
-    give_json(plain(rates, rows), as_json, output)
-    if not as_json:
-        if rates:
-            print_table(_table_5(rates))
-            for rate in rates:
-                typer.echo(f"  {rate.name}: {rate.source}")
-        print_table(_table_6(rows))
-        _explain(console(), rows)
+    rows = [*axdimm_kernel.rows(rates), *(row for each in found for row in each.rows())]
+    results = {
+        "table_5": [asdict(rate) for rate in rates],
+        "table_6": {
+            each.model: {"baseline": asdict(each.baseline), "axdimm": asdict(each.axdimm)}
+            for each in found
+        },
+    }
+    table_5 = table("Table 5: million parameters a second", map(_in_millions, rates), RATES)
+    inputs = axdimm_training.INPUTS
+    give(axdimm_training, [*labelled(rows, inputs)], inputs, results, [table_5], outputs)
     if trace is not None or image is not None:
         case = axdimm_training.AxdimmCase(model=names[0], platform="axdimm", policy=policy)
         timeline = case.timeline()
@@ -88,74 +91,16 @@ def axdimm(
         write_timeline(timeline, trace, image, title, links=False)
 
 
-def plain(rates: Sequence[Rate], rows: Sequence[Comparison]) -> dict[str, Any]:
-    """Convert both tables for `json.dumps`, in seconds and parameters a second."""
+RATES = {"device": "{0[name]}", "": "{0[kind]}", ">theoretical": "{0[theoretical]}"}
+RATES |= {">achieved": "{0[achieved]}", ">efficiency": "{0[efficiency]}", "from": "{0[source]}"}
+"""Columns of Table 5."""
+
+
+def _in_millions(rate: Rate) -> dict[str, str]:
+    share, most = rate.efficiency, rate.theoretical
     return {
-        "table_5": [asdict(rate) for rate in rates],
-        "table_6": [
-            {
-                "model": row.model,
-                "paper": asdict(row.printed),
-                "modelled": {"baseline": asdict(row.baseline), "axdimm": asdict(row.axdimm)},
-                "errors": dict(zip(("baseline", "axdimm", "speedup"), row.errors, strict=True)),
-            }
-            for row in rows
-        ],
-        "fitted": {
-            "drives_bytes_per_s": axdimm_training.DRIVES_BYTES_PER_S,
-            "on": axdimm_training.FITTED_ON,
-        },
-        "assumptions": list(axdimm_training.ASSUMPTIONS),
+        **asdict(rate),
+        "theoretical": "" if most is None else f"{most / 1e6:.2f}",
+        "achieved": f"{rate.achieved / 1e6:.2f}",
+        "efficiency": "" if share is None else f"{share:.1%}",
     }
-
-
-def _table_5(rates: Sequence[Rate]) -> Table:
-    rows = [
-        (
-            rate.name,
-            rate.kind,
-            "" if rate.theoretical is None else f"{rate.theoretical / 1e6:.2f}",
-            f"{rate.achieved / 1e6:.2f}",
-            "" if rate.efficiency is None else f"{rate.efficiency:.1%}",
-        )
-        for rate in rates
-    ]
-    columns = ("device", "", ">theoretical", ">achieved", ">efficiency")
-    return table_of(columns, rows, "Table 5: million parameters a second")
-
-
-def _table_6(rows: Sequence[Comparison]) -> Table:
-    texts: list[tuple[str, ...]] = []
-    for row in rows:
-        for name, printed, modelled, error in (
-            ("baseline", row.printed.baseline, row.baseline, row.errors[0]),
-            ("AXDIMM", row.printed.axdimm, row.axdimm, row.errors[1]),
-        ):
-            here = modelled.forward_s, modelled.backward_s, modelled.total_s
-            beside = [
-                " ".join(f"{each:6.2f}" for each in seconds)
-                for seconds in ((*printed, sum(printed)), here)
-            ]
-            model = row.model if name == "baseline" else ""
-            texts.append((model, name, *beside, f"{error:+.1%}"))
-        speedups = f"{row.printed.speedup:6.2f}", f"{row.speedup:6.2f}"
-        texts += [("", "speedup", *speedups, f"{row.errors[2]:+.1%}"), ()]
-    columns = ("model", "platform", ">paper", ">modelled", ">error")
-    return table_of(columns, texts, "Table 6: seconds of an iteration (forward, backward, total)")
-
-
-def _explain(console: Console, rows: Sequence[Comparison]) -> None:
-    totals = fmean(abs(error) for row in rows for error in row.errors[:2])
-    speedups = fmean(abs(row.errors[2]) for row in rows)
-    count = len(rows)
-    console.print(
-        f"Mean error of {2 * count} totals {totals:.1%}, of {count} speedups {speedups:.1%}."
-    )
-    console.print(
-        f"Fitted, once: {axdimm_training.DRIVES_BYTES_PER_S / 1e9:.2f} GB/s of both drives "
-        f"together, on the forward pass of {axdimm_training.FITTED_ON} on the baseline. An input: "
-        "the printed peak of the drives. Assumed:",
-        soft_wrap=True,
-    )
-    for each in axdimm_training.ASSUMPTIONS:
-        console.print(f"- {each}", soft_wrap=True)

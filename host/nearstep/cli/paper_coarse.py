@@ -8,29 +8,32 @@ from typing import Annotated, Any
 
 import typer
 
-from nearstep.cli.files import PictureFile, check_outputs
+from nearstep.cli.files import PictureFile
 from nearstep.cli.outcome import AsJson, working
 from nearstep.cli.paper_rows import (
     PARTS,
+    AsCsv,
     Assumptions,
+    BarsFile,
+    Outputs,
     RowsFile,
     chosen,
     give,
-    plain_rows,
-    speedups,
     table,
     table_of_assumptions,
-    table_of_figures,
 )
 from nearstep.paper import coarse
 from nearstep.paper.coarse import Evaluation
 from nearstep.paper.coarse_picture import draw
 from nearstep.paper.coarse_timeline import Cost, Pushed, Run, costs, pushed, runs
+from nearstep.paper.rows import labelled
 
 
 def command(
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
     output: RowsFile = None,
+    bars: BarsFile = None,
     image: PictureFile = None,
     only: Annotated[str, PARTS] = ",".join(coarse.PARTS),
     sensitivity: Assumptions = True,
@@ -49,9 +52,10 @@ def command(
         raise typer.BadParameter(
             "needs all parts: omit --no-timeline and --only", param_hint="--picture"
         )
-    check_outputs({"--output": output, "--picture": image})
+    outputs = Outputs(as_json, as_csv, output, bars)
+    outputs.check(picture=image)
     evaluation = Evaluation()
-    rows = [*evaluation.rows(parts)]
+    rows = [*labelled(evaluation.rows(parts), evaluation.inputs)]
     changed = [*coarse.sensitivity()] if sensitivity else []
     shares = {"peak": 1.0, "fitted": float(evaluation.options.gpu or 1.0)}
     dual: list[dict[str, Any]] = []
@@ -68,20 +72,11 @@ def command(
         if image is not None:
             draw(rows, next(runs(shares["fitted"])), pipelines, sums, image)
     results = {
-        **plain_rows(rows),
-        "fitted": {"gpu": evaluation.options.gpu},
         "sensitivity": [asdict(each) for each in changed],
         "dual": dual,
         "pipeline": [_pipeline(each) for each in pipelines],
         "scale": [_cost(each) for each in sums],
     }
-    given = sum(row.kind == "input" for row in rows)
-    fitted = (
-        f"Fitted, once, on section II: {evaluation.options.gpu:.1%} of a GPU's peak, so that "
-        "communication is 76 % of BERT's training on four T4. "
-        f"{given} rows are inputs: what is printed is what the machines have."
-    )
-    notes = [f"{row.name}: {row.note}." for row in rows if row.note]
     decided = {f">{title}": f"{{0.values[{title}]:.2f}}" for title in coarse.SENSITIVE.values()}
     tables = (
         table_of_assumptions(changed, decided),
@@ -89,9 +84,7 @@ def command(
         table("Push, sync, pull (figure 9; modelled)", pipelines, PIPELINES),
         table("A sum over many devices (modelled)", sums, COSTS),
     )
-    text = [*notes, *speedups(rows), fitted]
-    figures = table_of_figures("COARSE", rows)
-    give(coarse, results, [figures, *text, *tables], as_json, output)
+    give(coarse, rows, evaluation.inputs, results, tables, outputs)
 
 
 DUAL = {

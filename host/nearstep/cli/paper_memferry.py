@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from nearstep.cli.files import check_outputs
 from nearstep.cli.outcome import AsJson, table_of, working
 from nearstep.cli.paper_rows import (
+    AsCsv,
     Assumptions,
+    BarsFile,
+    Outputs,
     RowsFile,
     chosen,
     give,
     plain_rows,
     table,
-    table_of_figures,
 )
 from nearstep.paper import memferry
 from nearstep.paper.memferry import Evaluation, Sensitivity
-from nearstep.paper.rows import Row
+from nearstep.paper.rows import Row, errors
 
 
 def command(
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
     output: RowsFile = None,
+    bars: BarsFile = None,
     sensitivity: Assumptions = True,
     models: Annotated[
         str, typer.Option(help="Models of the sensitivity table, with commas.")
@@ -38,7 +41,8 @@ def command(
 ) -> None:
     """Section V of MemFerry beside modelled figures."""
     names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
-    check_outputs({"--output": output})
+    outputs = Outputs(as_json, as_csv, output, bars)
+    outputs.check()
     found: list[Row] = []
     changed: list[Sensitivity] = []
     evaluation = Evaluation()
@@ -46,33 +50,38 @@ def command(
         for row in evaluation.rows() if rows else ():
             found.append(row)
             progress(f"section V: {row.name}")
-        under = memferry.evaluations()
-        for each in memferry.sensitivity(names, under) if sensitivity else ():
+        under = memferry.evaluations() if sensitivity else {}
+        for each in memferry.sensitivity(names, under):
             changed.append(each)
             progress(f"assumptions: {each.variant}")
         full = sensitivity and names == memferry.MODELS_OF_FIGURE_9
         memory = {name: [*each.memory()] for name, each in under.items()} if full else {}
     plans = [_gaps(evaluation, name) for name in names]
     results = {
-        "label": "modelled",
-        **plain_rows(found),
         "memory": {variant: plain_rows(each)["rows"] for variant, each in memory.items()},
         "greedy": plans,
         "sensitivity": [asdict(each) for each in changed],
     }
-    tables = (
-        table_of_figures("MemFerry, section V", found),
+    parts: list[Table | str] = [
+        *_means(found),
         _gap_table(plans),
         table("Effect of each assumption (modelled)", changed, SENSITIVE),
         _memory(memory),
-    )
-    title = "*modelled*: no constant is fitted. Assumed:"
-    give(memferry, results, tables, as_json, output, title)
+    ]
+    give(memferry, found, evaluation.inputs, results, parts, outputs)
+
+
+def _means(rows: Sequence[Row]) -> Iterator[str]:
+    """Mean errors of the rows that no input is from, of times and of memory."""
+    for title, memory in (("speed and utilisation", False), ("memory", True)):
+        found = errors([each for each in rows if memferry.of_memory(each) == memory], apart=True)
+        if found is not None:
+            yield f"Of the latter, {found.count} of {title}: {found.mean:.1%}."
 
 
 def _gaps(evaluation: Evaluation, model: str) -> dict[str, Any]:
     """Greedy plans of a model, compared with the exact one."""
-    planned = evaluation.named(model).memferry
+    planned = evaluation.ours.named(model).memferry
     readings = {
         str(reading): None if total is None else total / planned.total - 1
         for reading, total in planned.readings.items()

@@ -7,23 +7,22 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from nearstep.cli.files import PictureFile, check_outputs
+from nearstep.cli.files import PictureFile
 from nearstep.cli.outcome import AsJson, working
 from nearstep.cli.paper_rows import (
     PARTS,
+    AsCsv,
+    BarsFile,
+    Outputs,
     RowsFile,
     chosen,
     give,
-    plain_rows,
-    speedups,
     table_of_assumptions,
-    table_of_figures,
 )
 from nearstep.errors import ArgumentError
 from nearstep.paper import smart_infinity
-from nearstep.paper.rows import Row
+from nearstep.paper.rows import Row, labelled
 from nearstep.paper.smart_infinity import Evaluation, Variant
 from nearstep.paper.smart_infinity_measured import FOLDER, measured
 from nearstep.paper.smart_infinity_picture import draw
@@ -31,7 +30,9 @@ from nearstep.paper.smart_infinity_picture import draw
 
 def command(
     as_json: AsJson = False,
+    as_csv: AsCsv = False,
     output: RowsFile = None,
+    bars: BarsFile = None,
     image: PictureFile = None,
     only: Annotated[str, PARTS] = ",".join(smart_infinity.PARTS),
     sensitivity: Annotated[
@@ -48,7 +49,8 @@ def command(
 ) -> None:
     """Figures 3 and 9 to 17 and Tables I, III, IV of Smart-Infinity beside nearstep's."""
     parts = chosen(only, smart_infinity.PARTS, "--only")
-    check_outputs({"--output": output, "--picture": image})
+    outputs = Outputs(as_json, as_csv, output, bars)
+    outputs.check(picture=image)
     try:
         benches = [*measured(bench)]
     except ArgumentError as error:
@@ -57,7 +59,7 @@ def command(
     changed: list[Variant] = []
     with working("Smart-Infinity") as progress:
         evaluation = Evaluation()
-        for row in evaluation.rows(parts):
+        for row in labelled(evaluation.rows(parts), evaluation.inputs):
             rows.append(row)
             progress(row.name)
         rows += benches
@@ -68,21 +70,6 @@ def command(
             progress(f"assumptions: {each.variant}")
         if image is not None:
             draw(evaluation, image)
-    fitted = {
-        "uplink_bytes_per_s": evaluation.machine.uplink_bytes_per_s,
-        "gpu": float(evaluation.options.gpu or 0.0),
-    }
-    text = (
-        f"Fitted, once, on section III: {fitted['uplink_bytes_per_s'] / 1e9:.2f} GB/s of the "
-        "uplink, both ways together, so that the baseline gains nothing beyond four SSDs; "
-        f"{fitted['gpu']:.1%} of the GPU's peak, so that the update of GPT-2 4.0B on one SSD takes "
-        "80 % of an iteration."
-    )
-    padding = {row.name.partition(":")[0]: row.note for row in rows if row.section == "Table I"}
-    notes = [f"{system}: {note}." for system, note in padding.items()]
-    decided = table_of_assumptions(changed, {">SU+O over SU, 10 CSDs": "{0.handler:.2f}"})
-    figures = table_of_figures("Smart-Infinity", rows)
-    report: list[Table | str] = [figures, *notes, *speedups(rows), text, decided]
-    variants = [asdict(each) for each in changed]
-    results = {**plain_rows(rows), "fitted": fitted, "sensitivity": variants}
-    give(smart_infinity, results, report, as_json, output)
+    handler = table_of_assumptions(changed, {">SU+O over SU, 10 CSDs": "{0.handler:.2f}"})
+    results = {"sensitivity": [asdict(each) for each in changed]}
+    give(smart_infinity, rows, evaluation.inputs, results, [handler], outputs)

@@ -46,7 +46,7 @@ class Frozen:
     devices : number of devices.
     pages : number of frozen pages, over all devices.
 
-    Ref: COARSE paper, section IV-C (local copies of a version).
+    Ref: COARSE paper, section IV-A (copies of a version before writes).
     """
 
     def __init__(self, rings: Rings, tensors: Sequence[PoolTensor]) -> None:

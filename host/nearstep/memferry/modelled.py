@@ -8,19 +8,20 @@ between.
   parameters, inputs and outputs; backward has twice the FLOPs and bytes of a matrix, the others
   once.
 - *By direct host access*: the larger of that and the bytes over the link. An embedding reads the
-  rows of its tokens, at most all. A normalisation reads its vectors once. A matrix is read once by
-  each wave of tiles (`nearstep.memferry.access`). In backward only the product for the gradient of
-  the input reads the matrix; an embedding and a normalisation's bias read nothing.
-- *Gradients written to the host*: the larger of backward and their bytes over the link.
-- A tied matrix is a separate layer in its product, which loads it; its gradient belongs to the
-  embedding, where it is complete.
+  rows of its tokens, at most all. A normalisation reads its vectors once. A matrix is read in
+  forward once by each wave of tiles (`nearstep.memferry.access`). In backward only the half for
+  the gradient of the input reads, the matrix once; an embedding and a normalisation's bias read
+  nothing.
+- *Gradients written to the host*: backward, and then their bytes over the link (`Setup.writes`).
+- A tied matrix is a separate layer in its product; its gradient belongs to the embedding, where it
+  is complete.
 
 No source has the rate of the optimizer on the host (`host_params_per_s`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -32,7 +33,8 @@ from nearstep_spec.platform.layer import Layer
 from nearstep_spec.platform.machine import Platform
 from nearstep_spec.platform.transformer import Transformer
 
-DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
+Dtype = Literal["fp32", "tf32", "fp16", "bf16"]
+DTYPE_BYTES: Mapping[Dtype, int] = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +46,26 @@ class Setup:
     batch, sequence : of one pass.
     dtype : of parameters, activations and gradients on the GPU.
     gpu, host : names of processors.
-    reads : of matrices by direct host access.
+    reads : of matrices in forward by direct host access.
+    writes : of gradients to the host: after a layer's backward, or beside it.
+    tied : loads of a tied matrix: by its product, or by its embedding alone, so that it is in GPU
+        memory for the product.
+    recompute : the forward of a block is computed again before its backward.
+    copies : times that a parameter passes the link to the GPU: more if it is sent on to others.
     host_params_per_s : rate of the optimizer on the host.
     frozen : names of planner layers without gradients.
     """
 
     batch: int
     sequence: int
-    dtype: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
+    dtype: Dtype = "fp32"
     gpu: str = "gpu"
     host: str = "cpu"
     reads: Reads = "wave"
+    writes: Literal["after", "beside"] = "after"
+    tied: Literal["product", "embedding"] = "product"
+    recompute: bool = False
+    copies: int = 1
     host_params_per_s: float = 1e9
     frozen: frozenset[str] = frozenset()
 
@@ -167,7 +178,7 @@ class _Roof:
         self.flops = float(gpu.flops[setup.dtype])
         self.memory = float(gpu.memory_bytes_per_s)
         self.access = Access.of(platform, setup.host, setup.gpu, setup.reads)
-        self.down, self.up = self.access.down, self.access.up
+        self.down, self.up = self.access.down / setup.copies, self.access.up
         self.width = DTYPE_BYTES[setup.dtype]
 
     def layers(self, parts: Sequence[_Part]) -> Iterator[LayerProfile]:
@@ -188,13 +199,23 @@ class _Roof:
         return forward, 2 * forward
 
     def _layer(self, part: _Part, between: tuple[float, float]) -> LayerProfile:
-        nbytes = part.elements * self.width
-        trained = not part.tied and part.name not in self.setup.frozen
+        setup = self.setup
+        loaded = not part.tied or setup.tied == "product"
+        nbytes = part.elements * self.width if loaded else 0
+        trained = not part.tied and part.name not in setup.frozen
         gradient = nbytes if trained else 0
         forward, backward = self._computed(part)
         ahead, back = (each / self.down for each in self._reads(part))
         written = gradient / self.up
-        dha = max(backward, back)
+        dha = max(forward, ahead), backward / 2 + max(backward / 2, back)
+        if setup.recompute and part.name.startswith("block"):
+            backward, dha = backward + forward, (dha[0], sum(dha))
+            between = between[0], sum(between)
+
+        def writes(seconds: float) -> float | None:
+            beside = setup.writes == "beside"
+            return (max(seconds, written) if beside else seconds + written) if trained else None
+
         return LayerProfile(
             name=part.name,
             parameter_bytes=nbytes,
@@ -203,13 +224,13 @@ class _Roof:
             send_s=gradient / self.up,
             forward_s=forward,
             backward_s=backward,
-            forward_dha_s=max(forward, ahead),
-            backward_dha_s=dha,
-            backward_write_s=max(backward, written) if trained else None,
-            backward_dha_write_s=max(dha, written) if trained else None,
+            forward_dha_s=dha[0],
+            backward_dha_s=dha[1],
+            backward_write_s=writes(backward),
+            backward_dha_write_s=writes(dha[1]),
             between_forward_s=between[0],
             between_backward_s=between[1],
-            update_s=part.elements / self.setup.host_params_per_s if trained else 0.0,
+            update_s=part.elements / setup.host_params_per_s if trained else 0.0,
         )
 
     def _reads(self, part: _Part) -> tuple[float, float]:
@@ -219,5 +240,4 @@ class _Roof:
             return min(part.rows * part.inner, part.elements) * self.width, 0
         if part.kind == "norm":
             return nbytes, nbytes / 2
-        times = self.access.matrix_reads
-        return nbytes * times(part.rows, part.columns), nbytes * times(part.rows, part.inner)
+        return nbytes * self.access.matrix_reads(part.rows, part.columns), nbytes

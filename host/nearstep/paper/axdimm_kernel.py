@@ -7,12 +7,14 @@ takes as long as one of 16 Gb, 550 ns (JESD79-4, tRFC1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from nearstep.device import open_device
+from nearstep.paper.rows import Row, row
 from nearstep.updater.device import KernelDevice
 
 BYTES_PER_PARAMETER = 28
@@ -82,6 +84,27 @@ def _step(device: KernelDevice, elements: int, seed: int) -> int:
     with device.acceleration():
         runs = [device.update("adamw", each, step=1) for each in arrays]
         return max(run.wait().cycles or 0 for run in runs)
+
+
+def rows(rates: Sequence[Rate]) -> Iterator[Row]:
+    """Make a row of each figure of Table 5; the DIMM's are those of the first measured rate."""
+    found = next((rate for rate in rates if rate.name == f"AXDIMM, {next(iter(DEVICES))}"), None)
+    achieved = None if found is None else found.achieved / 1e6
+    beats = {CPU: CHANNEL_BYTES_PER_S / 2, AXDIMM: 2 * CHANNEL_BYTES_PER_S}
+    where, note = "Table 5", "" if found is None else found.source
+    for rate, bytes_per_s in beats.items():
+        paper, most = float(rate.theoretical or 0) / 1e6, bytes_per_s / BYTES_PER_PARAMETER / 1e6
+        yield row(f"{rate.name}: theoretical", where, "M/s", paper, most, kind="counted")
+    here = CPU.achieved / 1e6
+    yield row(f"{CPU.name}: achieved", where, "M/s", here, here, kind="input")
+    paper, times = AXDIMM.achieved / 1e6, AXDIMM.achieved / CPU.achieved
+    more: dict[str, Any] = {"kind": "measured", "note": note or "omit --no-kernel"}
+    yield row(f"{AXDIMM.name}: achieved", where, "M/s", paper, achieved, **more)
+    share = None if found is None else 100 * float(found.efficiency or 0)
+    efficiency = 100 * float(AXDIMM.efficiency or 0)
+    yield row(f"{AXDIMM.name}: efficiency", where, "%", efficiency, share, **more)
+    ratio = None if achieved is None else achieved / here
+    yield row("AXDIMM over the CPU", "6.2, Table 5", "x", round(times, 1), ratio, **more)
 
 
 def this_core(elements: int = 1 << 24) -> Rate | None:

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from nearstep.paper.rows import Input, Row, row
 from nearstep.plan.iteration import Iteration, Iterations, Limits, Roles
 from nearstep.plan.pieces import ELEMENT_BYTES, Item, Layer, Piece, cut
 from nearstep.plan.residency import Policy, belady, updated_first
@@ -44,15 +45,33 @@ ASSUMPTIONS = (
     "Parameters larger than half of a channel's room for gathering are cut.",
     "For an update parameters are copied from the GPU, which has just used them, not from the "
     "drives.",
+    "The head's matrix, which is that of the embedding, is fetched once and kept on the GPU.",
 )
+NOT_MODELLED = {
+    "PyTorch, hooks, kernel launches, the operating system": "no number is printed; their time is "
+    "part of every printed second",
+    "GPUDirect Storage, NVMe commands, files": "no number is printed; the drives have one rate",
+    "CLFLUSH, non-temporal stores, pinned pages (4.1, 4.3)": "no number is printed; copies have "
+    "the rate of a core's update",
+    "Changes of a channel's mode, refreshes": "no number is printed; `sim:axdimm` has both",
+    "Initialisation, the first iteration": "the table is of one iteration; here the second",
+    "Activations on the drives or in memory": "the text offloads parameters and state only",
+    "31 DSPs and 128 cycles of a unit, blocks of 16 KB (3.3, 3.4)": "of the paper's design; "
+    "nearstep's units have other shapes (docs/benchmarks.md), its blocks have 16 KiB",
+    "Table 4, bytes of parameters and state": "n x 4 and n x 8, but for 20.2 GB of 2.7B (21.6)",
+    "Figure 5: rates of links": "the text does not give them",
+}
+"""Printed figures without a row, parts of the time that are not modelled, and the reasons."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Printed:
-    """A row of Table 6: seconds, and the peak of the drives in GB."""
+    """A row of Table 6: seconds of forward and backward, speedups of backward and of the total, and
+    the peak of the drives in GB."""
 
     baseline: tuple[float, float]
     axdimm: tuple[float, float]
+    speedups: tuple[float, float]
     peak_gb: float
 
     @property
@@ -62,16 +81,48 @@ class Printed:
 
 
 TABLE_6: Mapping[str, Printed] = {
-    "gpt3-large": Printed(baseline=(0.78, 8.01), axdimm=(0.80, 4.60), peak_gb=0.9),
-    "gpt3-xl": Printed(baseline=(2.12, 19.31), axdimm=(2.14, 13.28), peak_gb=9.8),
-    "gpt3-2.7b": Printed(baseline=(4.78, 43.09), axdimm=(4.79, 30.45), peak_gb=26.1),
-    "gpt3-6.7b": Printed(baseline=(13.12, 115.17), axdimm=(13.55, 88.17), peak_gb=78.4),
-    "gpt3-13b": Printed(baseline=(25.24, 221.62), axdimm=(26.21, 166.25), peak_gb=153.1),
+    name: Printed(baseline=baseline, axdimm=axdimm, speedups=speedups, peak_gb=peak_gb)
+    for name, baseline, axdimm, speedups, peak_gb in (
+        ("gpt3-large", (0.78, 8.01), (0.80, 4.60), (1.74, 1.63), 0.9),
+        ("gpt3-xl", (2.12, 19.31), (2.14, 13.28), (1.45, 1.39), 9.8),
+        ("gpt3-2.7b", (4.78, 43.09), (4.79, 30.45), (1.42, 1.36), 26.1),
+        ("gpt3-6.7b", (13.12, 115.17), (13.55, 88.17), (1.31, 1.26), 78.4),
+        ("gpt3-13b", (25.24, 221.62), (26.21, 166.25), (1.33, 1.28), 153.1),
+    )
 }
 FITTED_ON = "gpt3-13b"
-DRIVES_BYTES_PER_S = 2.07e9
+DRIVES_BYTES_PER_S = 2.034e9
 """Rate of both drives, both ways: with it the forward pass of `FITTED_ON` on the baseline takes the
 printed time."""
+
+INPUTS = (
+    Input(
+        name="both drives together, both ways",
+        value=f"{DRIVES_BYTES_PER_S / 1e9:.3f} GB/s",
+        label="fitted",
+        source="once: the forward pass of the largest model on the baseline",
+        on=(f"{FITTED_ON}, baseline: forward",),
+    ),
+    Input(
+        name="memory for tensors",
+        value="parameters and state less the peak of the drives",
+        label="paper",
+        source="Table 6, peak; the text has 16 GB for it",
+        on=tuple(f"{name}: peak NVMe usage" for name in TABLE_6),
+    ),
+    Input(
+        name="copies between memory and GPU",
+        value="3.93 GB/s",
+        label="chosen",
+        source="140.32 MP/s x 28 bytes (Table 5): what a core moves in its update",
+    ),
+    Input(
+        name="GPU",
+        value="14 TFLOP/s",
+        label="chosen",
+        source="datasheet of the V100, fp32, at its peak",
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,19 +245,13 @@ class AxdimmCase:
         schedule.place()
         return Iterations(layers, pieces, schedule, self.machine, self.roles, self.limits)
 
-    def run(self) -> Iteration:
-        """Run two iterations, and return the second: in the first, tensors are still placed by
-        initialisation.
-        """
-        plan, timeline = self._two()
-        return plan.times(timeline)[-1]
-
     def timeline(self) -> Timeline:
-        """Timeline of the iteration that `run` returns."""
-        plan, timeline = self._two()
+        """Timeline of the iteration of the table, the second."""
+        plan, timeline = self.run()
         return plan.split(timeline)[-1]
 
-    def _two(self) -> tuple[Iterations, Timeline]:
+    def run(self) -> tuple[Iterations, Timeline]:
+        """Run two iterations: in the first, tensors are still placed by initialisation."""
         plan = self.plan()
         plan.add()
         plan.add()
@@ -221,28 +266,37 @@ class Comparison:
     printed: Printed
     baseline: Iteration
     axdimm: Iteration
+    peak_on_drives: int
 
     @property
     def speedup(self) -> float:
         return self.baseline.total_s / self.axdimm.total_s
 
-    @property
-    def errors(self) -> tuple[float, float, float]:
-        """Errors of the totals, baseline and AXDIMM, and of the speedup: fractions of the printed
-        figures."""
-        printed = self.printed
-        return (
-            self.baseline.total_s / sum(printed.baseline) - 1,
-            self.axdimm.total_s / sum(printed.axdimm) - 1,
-            self.speedup / printed.speedup - 1,
-        )
+    def rows(self) -> Iterator[Row]:
+        """Make a row of each printed figure."""
+        for platform in ("baseline", "axdimm"):
+            printed, found = getattr(self.printed, platform), getattr(self, platform)
+            for name, paper, here in (
+                ("forward", printed[0], found.forward_s),
+                ("backward", printed[1], found.backward_s),
+                ("total", sum(printed), found.total_s),
+            ):
+                title, mean = f"{self.model}, {platform}: {name}", name == "total"
+                yield row(title, "Table 6", "s", paper, here, mean=mean)
+        backward = self.baseline.backward_s / self.axdimm.backward_s
+        found_by_name = {"backward": backward, "total": self.speedup}
+        for (name, here), paper in zip(found_by_name.items(), self.printed.speedups, strict=True):
+            yield row(f"{self.model}: speedup, {name}", "Table 6", "x", paper, here, mean=True)
+        peak = self.peak_on_drives / 1e9
+        yield row(f"{self.model}: peak NVMe usage", "Table 6", "GB", self.printed.peak_gb, peak)
 
 
 def table_6(models: Mapping[str, Printed] = TABLE_6, **options: object) -> Iterator[Comparison]:
     """Model the rows one after the other; `options` are fields of `AxdimmCase`."""
     for model, printed in models.items():
-        runs = {
-            platform: AxdimmCase(model=model, platform=platform, **options).run()  # type: ignore[arg-type]
-            for platform in ("baseline", "axdimm")
-        }
-        yield Comparison(model=model, printed=printed, **runs)
+        runs = {}
+        for platform in ("baseline", "axdimm"):
+            plan, timeline = AxdimmCase(model=model, platform=platform, **options).run()  # type: ignore[arg-type]
+            runs[platform] = plan.times(timeline)[-1]
+        peak = plan.schedule.peak_on_drives
+        yield Comparison(model=model, printed=printed, peak_on_drives=peak, **runs)

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from itertools import combinations
 from typing import Literal
 
-from nearstep.coarse.dual import DualInputs
+from nearstep.coarse.dual import DualInputs, best_split
 from nearstep.coarse.iteration import Block
 from nearstep_spec.platform.layer import Layer
 from nearstep_spec.platform.load import load
@@ -34,6 +34,7 @@ BATCHES = {"bert-large": 2, "resnet50": 64}
 
 Dtype = Literal["mixed", "fp32"]
 Share = Literal["links and pairs", "pairs", "uplinks"]
+Split = Literal["T_train", "best"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,7 @@ class Options:
     share : limits that transfers share: `links and pairs`, a GPU's link each way, and the rate of
         figure 8 between two GPUs; `pairs`: those rates alone; `uplinks`: GPUs' links, and for all
         transfers that leave a switch the rate between two of its GPUs and others.
+    split : m: that of `T_train`, or the `best` one of the modelled links.
     overlap : synchronization begins within backward, as in T_train; else after backward.
     dense_shared : DENSE's memory device serves workers one after the other.
     dense_turns : a worker of DENSE pushes everything before it pulls; else both overlap.
@@ -59,6 +61,7 @@ class Options:
     dtype: Dtype = "mixed"
     tokens: int = SQUAD_TOKENS
     share: Share = "links and pairs"
+    split: Split = "T_train"
     overlap: bool = False
     dense_shared: bool = False
     dense_turns: bool = True
@@ -194,19 +197,17 @@ class Communication:
         """Seconds of a ring of all workers."""
         return max(nbytes * each for each in self._loads(0.0).values())
 
-    def coarse_s(self, nbytes: int, hidden_s: float = 0.0) -> float:
-        """Seconds of sums of n - m by the workers and of m by the devices, with the best m.
-
-        Parameters
-        ----------
-        nbytes : n.
-        hidden_s : seconds of the devices' part that backward hides.
-        """
-
+    def coarse_s(self, work: Work) -> float:
+        """Seconds of sums of n - m bytes by the workers and of m by the devices that training waits
+        for."""
+        n, hidden = work.nbytes, work.backward_s if self.options.overlap else 0.0
         none, whole = self._loads(0.0), self._loads(1.0)
-        lines = [(nbytes * none[name] - hidden_s, nbytes * whole[name] - hidden_s) for name in none]
-        ring = (nbytes * none["worker ring"], nbytes * whole["worker ring"])  # after backward
-        return lowest([*lines, ring])
+        lines = [(n * none[name] - hidden, n * whole[name] - hidden) for name in none]
+        lines.append((n * none["worker ring"], n * whole["worker ring"]))  # after backward
+        if self.options.split == "best":
+            return lowest(lines)
+        part = best_split(work.inputs(self.layout.workers)) / n
+        return max(first + (last - first) * part for first, last in lines)
 
     def _loads(self, part: float) -> Mapping[str, float]:
         """Seconds for a byte of n on each link, with a part of it for the devices."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nearstep.coarse.iteration import DOWN, PROXIES, UP
+from nearstep.paper.bars import bars
 from nearstep.paper.coarse_timeline import Cost, Pushed, Run
 from nearstep.paper.rows import Row
 
@@ -29,21 +30,12 @@ def draw(
 
     figure = Figure(figsize=(13, 9), layout="constrained")
     axes = figure.subplots(2, 2)
-    _speedups(axes[0][0], [row for row in rows if row.speedup])
+    bars(axes[0][0], [row for row in rows if row.mean])
+    axes[0][0].set(xlabel="times as fast", title="Speedups of figure 16")
     _split(axes[0][1], run)
     _pipelines(axes[1][0], pipelines)
     _costs(axes[1][1], costs)
     figure.savefig(path)
-
-
-def _speedups(axes: Axes, rows: Sequence[Row]) -> None:
-    places = range(len(rows))
-    axes.barh([i - 0.2 for i in places], [row.paper for row in rows], 0.4, label="paper")
-    axes.barh([i + 0.2 for i in places], [row.found or 0 for row in rows], 0.4, label="modelled")
-    axes.set_yticks([*places], [row.name for row in rows], fontsize=8)
-    axes.invert_yaxis()
-    axes.set(xlabel="times as fast", title="Speedups of figure 16")
-    axes.legend(fontsize=8)
 
 
 def _split(axes: Axes, run: Run) -> None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
+from nearstep.memferry.access import Reads
 from nearstep.memferry.cost import Costs
-from nearstep.memferry.modelled import DTYPE_BYTES, Setup, profile
+from nearstep.memferry.modelled import DTYPE_BYTES, Dtype, Setup, profile
 from nearstep.memferry.planner import Planned, Planner, make
 from nearstep.memferry.profile import Profile
 from nearstep.memferry.work import GPU, Bucket, native, once
@@ -41,23 +42,29 @@ class Options:
 
     Attributes
     ----------
+    planner : of MemFerry and GO-MemFerry.
+    gpu : share of its peak that the GPU reaches; None: fitted by `nearstep.paper.memferry`.
     dtype : None: that of `ASSUMPTIONS` for the machine.
-    reads : of matrices by direct host access.
+    reads : of matrices in forward by direct host access.
+    writes : of gradients to the host; None: as `ASSUMPTIONS` have it for the machine.
     host : factor on the rate of the optimizer on the host.
-    flops : factor on the rate of the GPU.
     batch : factor on the batch.
-    recompute : activations are recomputed in backward: only outputs of layers, and all activations
-        of one layer, are kept. Times are not changed.
+    recompute : activations are computed again in backward: only outputs of layers, and all
+        activations of one layer, are kept; None: where all of them do not fit.
+    copies : times that a parameter passes the link to a GPU of several.
     bucket : gradients that DeepSpeed collects; None: memory and order as native.
     beside : two buckets: backward continues while one is sent (`overlap_comm`).
     """
 
-    dtype: str | None = None
-    reads: str = "wave"
+    planner: Planner = "greedy"
+    gpu: float | None = None
+    dtype: Dtype | None = None
+    reads: Reads = "wave"
+    writes: Literal["after", "beside"] | None = None
     host: float = 1.0
-    flops: float = 1.0
     batch: float = 1.0
-    recompute: bool = False
+    recompute: bool | None = None
+    copies: int = 2
     bucket: int | None = BUCKET_ELEMENTS
     beside: bool = False
 
@@ -68,68 +75,90 @@ class MemferryCase:
 
     Attributes
     ----------
-    planner : of MemFerry and GO-MemFerry.
+    batch : of each GPU.
     """
 
     model: Transformer
     machine: str = "memferry-a100"
     batch: int = 8
     sequence: int = 512
+    gpus: int = 1
     options: Options = Options()
-    planner: Planner = "best"
 
     @property
     def _batch(self) -> int:
         return max(int(self.batch * self.options.batch), 1)
 
     @property
-    def _dtype(self) -> str:
+    def _dtype(self) -> Dtype:
         return self.options.dtype or ("tf32" if self.machine == "memferry-a100" else "fp32")
+
+    @property
+    def _gpu(self) -> str:
+        return "gpu0" if self.machine == "memferry-a100" else "gpu"
+
+    @cached_property
+    def platform(self) -> Platform:
+        machine, share = load(self.machine), self.options.gpu or 1.0
+        gpus = {
+            name: replace(
+                part,
+                flops={k: replace(v, value=float(v) * share) for k, v in part.flops.items()},
+            )
+            for name, part in machine.processors.items()
+        }
+        return replace(machine, processors=gpus)
+
+    def _profile(self, tied: Literal["product", "embedding"], recompute: bool) -> Profile:
+        options, larger = self.options, self.machine == "memferry-a100"
+        setup = Setup(
+            batch=self._batch,
+            sequence=self.sequence,
+            dtype=self._dtype,
+            gpu=self._gpu,
+            reads=options.reads,
+            writes=options.writes or ("beside" if larger else "after"),
+            tied=tied,
+            recompute=recompute,
+            copies=1 if self.gpus == 1 else options.copies,
+            host_params_per_s=HOST_PARAMS_PER_S[self.machine] * options.host,
+        )
+        return profile(self.platform, self.model, setup)
+
+    @cached_property
+    def profile(self) -> Profile:
+        """MemFerry's: the product loads a tied matrix, as the embedding reads rows in place."""
+        return self._profile("product", self.recompute)
 
     @cached_property
     def costs(self) -> Costs:
         return Costs(self.profile)
 
     @cached_property
-    def platform(self) -> Platform:
-        machine, gpus = load(self.machine), {}
-        for name, part in machine.processors.items():
-            flops = {
-                dtype: replace(each, value=float(each) * self.options.flops)
-                for dtype, each in part.flops.items()
-            }
-            gpus[name] = replace(part, flops=flops)
-        return replace(machine, processors=gpus)
-
-    @cached_property
-    def profile(self) -> Profile:
-        larger = self.machine == "memferry-a100"
-        setup = Setup(
-            batch=self._batch,
-            sequence=self.sequence,
-            dtype=self._dtype,  # type: ignore[arg-type]
-            gpu="gpu0" if larger else "gpu",
-            reads=self.options.reads,  # type: ignore[arg-type]
-            host_params_per_s=HOST_PARAMS_PER_S[self.machine] * self.options.host,
-        )
-        return profile(self.platform, self.model, setup)
+    def base(self) -> Costs:
+        """Costs of the baselines, whose embedding loads a tied matrix."""
+        return Costs(self._profile("embedding", self.recompute))
 
     @cached_property
     def memferry(self) -> Planned:
-        return _planned(self.profile, 1.0, "keep", self.planner)
+        return _planned(self.profile, 1.0, "keep", self.options.planner)
 
     @cached_property
     def go(self) -> Planned:
         """GO-MemFerry as in section V-A: all gradients are written to the host."""
-        return _planned(self.profile, 0.0, "all", self.planner)
+        return _planned(self.profile, 0.0, "all", self.options.planner)
 
     @cached_property
-    def _native(self) -> Timeline:
-        return once(self.costs, native(self.costs), updates="all-gradients")
+    def deepspeed(self) -> Timeline:
+        """An iteration of DeepSpeed."""
+        return once(self.base, native(self.base), "all-gradients", self._bucket)
 
     @cached_property
-    def _deepspeed(self) -> Timeline:
-        return once(self.costs, native(self.costs), "all-gradients", self._bucket)
+    def timelines(self) -> tuple[Timeline, ...]:
+        """An iteration of each of `Systems`."""
+        theirs = once(self.base, native(self.base), "all-gradients")
+        ours = (once(self.costs, each.decisions) for each in (self.memferry, self.go))
+        return self.deepspeed, theirs, *ours
 
     @property
     def _bucket(self) -> Bucket | None:
@@ -139,49 +168,53 @@ class MemferryCase:
         return Bucket(nbytes=self.options.bucket * width, beside=self.options.beside)
 
     @property
-    def deepspeed_s(self) -> float:
-        """Seconds of an iteration of DeepSpeed."""
-        return self._deepspeed.makespan / 1e12
-
-    @property
-    def native_s(self) -> float:
-        """Seconds of an iteration of native ZeRO-Offload."""
-        return self._native.makespan / 1e12
-
-    @property
     def seconds(self) -> Systems:
         """Seconds of an iteration of each system."""
-        ours = self.memferry.total / 1e12, self.go.total / 1e12
-        return Systems(self.deepspeed_s, self.native_s, *ours)
+        return Systems(*(each.makespan / 1e12 for each in self.timelines))
 
     @property
     def speedup(self) -> float:
         """Speedup of MemFerry over DeepSpeed."""
-        return self.deepspeed_s * 1e12 / self.memferry.total
+        return self.seconds.deepspeed / self.seconds.memferry
 
     @property
     def native_speedup(self) -> float:
         """Speedup of MemFerry over native ZeRO-Offload."""
-        return self.native_s * 1e12 / self.memferry.total
+        return self.seconds.native / self.seconds.memferry
 
     @property
     def go_speedup(self) -> float:
         """Speedup of GO-MemFerry over DeepSpeed."""
-        return self.deepspeed_s * 1e12 / self.go.total
+        return self.seconds.deepspeed / self.seconds.go
 
     @property
     def busy(self) -> Systems:
         """Share of an iteration in which the GPU computes."""
-        ours = [once(self.costs, each.decisions) for each in (self.memferry, self.go)]
-        found = (self._deepspeed, self._native, *ours)
-        return Systems(*(each.busy(GPU) / each.makespan for each in found))
+        return Systems(*(each.busy(GPU) / each.makespan for each in self.timelines))
+
+    @cached_property
+    def capacity(self) -> int:
+        """Bytes of the GPU's memory."""
+        return int(float(load(self.machine).processors[self._gpu].memory_bytes or 0))
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Peak of native ZeRO-Offload if all activations are kept."""
+        layers = self.model.layers(self._batch, self.sequence, DTYPE_BYTES[self._dtype])
+        parameters = sum(each.parameter_count for each in layers) * DTYPE_BYTES[self._dtype]
+        return 2 * parameters + sum(each.activation_bytes for each in layers)
+
+    @property
+    def recompute(self) -> bool:
+        """Whether activations are computed again in backward (section II-A)."""
+        chosen = self.options.recompute
+        return self.kept_bytes > self.capacity if chosen is None else chosen
 
     @property
     def activation_bytes(self) -> int:
-        if not self.options.recompute:
-            return self.profile.activation_bytes
-        width = DTYPE_BYTES[self._dtype]
-        layers = self.model.layers(self._batch, self.sequence, width)
+        layers = self.model.layers(self._batch, self.sequence, DTYPE_BYTES[self._dtype])
+        if not self.recompute:
+            return sum(layer.activation_bytes for layer in layers)
         kept = sum(layer.output_bytes for layer in layers)
         return kept + max(layer.activation_bytes for layer in layers)
 
@@ -192,19 +225,16 @@ class MemferryCase:
         DeepSpeed has buckets beside all parameters, from the begin of backward, and gradients that
         are not yet in one: those of the largest layer, after activations are freed.
         """
-        plans = (native(self.costs), self.memferry.decisions, self.go.decisions)
-        others = (self.costs.bytes_of(each) + self.activation_bytes for each in plans)
-        return Systems(self.deepspeed_bytes, *others)
-
-    @property
-    def deepspeed_bytes(self) -> int:
-        """Peak of the GPU's memory under DeepSpeed."""
+        plan = native(self.base)
+        ours = (self.costs.bytes_of(each.decisions) for each in (self.memferry, self.go))
+        others = [each + self.activation_bytes for each in (self.base.bytes_of(plan), *ours)]
         bucket = self._bucket
         if bucket is None:
-            return self.costs.bytes_of(native(self.costs)) + self.activation_bytes
+            return Systems(others[0], *others)
         gradient = max(layer.gradient_bytes for layer in self.profile.layers)
         buckets = (2 if bucket.beside else 1) * bucket.nbytes
-        return self.profile.parameter_bytes + buckets + max(self.activation_bytes, gradient)
+        parameters, _ = self.base.taken(plan)
+        return Systems(parameters + buckets + max(self.activation_bytes, gradient), *others)
 
 
 @lru_cache(maxsize=64)

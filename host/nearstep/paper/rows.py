@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
+from nearstep.errors import ArgumentError
+
 Relation = Literal["=", ">", "<"]
-Kind = Literal["counted", "modelled", "fitted", "measured", "input"]
+Label = Literal["paper", "fitted", "chosen"]
+Kind = Literal["counted", "modelled", "fitted", "chosen", "measured", "input"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """An input of a model.
+
+    Attributes
+    ----------
+    value : with its unit.
+    label : `paper` if the paper prints it; `fitted` if it is solved for rows; `chosen` otherwise.
+    source : where it is printed, how it is fitted, or why it is chosen.
+    on : names of the rows that it is the same as, fitted on, or chosen on.
+    """
+
+    name: str
+    value: str
+    label: Label
+    source: str
+    on: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.label == "fitted" and not self.on:
+            raise ArgumentError(f"input {self.name!r} is fitted: `on` must name a row")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,12 +43,14 @@ class Row:
 
     Attributes
     ----------
-    unit : `x` of a ratio, `%`, `M` (2 bytes a parameter), `B` of billions, `GB/s` and so on.
+    unit : `x` of a ratio, `%`, `+%` of a change in percent, `M` (2 bytes a parameter), `B` of
+        billions, `GB/s` and so on.
     relation : `>` and `<` of a bound.
     found : None if not measured yet; `note` names the bench.
-    kind : `counted`, `modelled`, `fitted` if a constant is fitted to it, `input` if the figure is
-        an input, or `measured`.
-    speedup : whether the mean error counts it.
+    ours : with nearstep's algorithm, where `found` is of the paper's; None if there is one.
+    kind : `counted`, `modelled`, `measured`, or, of a figure that an input is taken from (`input`),
+        fitted on or chosen on, the label of that input.
+    mean : whether the mean errors count it.
     """
 
     name: str
@@ -31,18 +59,31 @@ class Row:
     paper: float
     found: float | None
     relation: Relation = "="
+    ours: float | None = None
     kind: Kind = "modelled"
-    speedup: bool = False
+    mean: bool = False
     note: str = ""
 
     @property
     def error(self) -> float | None:
-        """For `%` and `M` the difference from the printed figure, else the difference as a fraction
-        of it; None for bounds and without a figure from here."""
-        if self.found is None or self.relation != "=":
+        """For `%` and `M` the difference from the printed figure, else `fraction`."""
+        if self.found is None or self.relation != "=" or self.unit not in ("%", "M"):
+            return self.fraction
+        return self.found - self.paper
+
+    @property
+    def fraction(self) -> float | None:
+        """The difference as a fraction of the printed figure, for `+%` of the printed ratio; None
+        for bounds, of 0, and without a figure from here."""
+        of = self.paper + (100 if self.unit == "+%" else 0)
+        if self.found is None or self.relation != "=" or not of:
             return None
-        difference = self.found - self.paper
-        return difference if self.unit in ("%", "M") else difference / self.paper
+        return (self.found - self.paper) / of
+
+    @property
+    def apart(self) -> bool:
+        """Whether no input is taken from the figure, fitted on it or chosen on it."""
+        return self.kind not in ("input", "fitted", "chosen")
 
     @property
     def holds(self) -> bool | None:
@@ -77,13 +118,28 @@ class Row:
             return f"{self.error:+.4f}"
         return f"{self.error:+.1f} points" if self.unit == "%" else f"{self.error:+.1%}"
 
+    @property
+    def beside(self) -> str:
+        """The figure with nearstep's algorithm as text."""
+        return "" if self.ours is None else self._text(self.ours)
+
     def _text(self, value: float) -> str:
-        return f"{value:.{4 if self.unit == 'M' else 2}f} {self.unit}".strip()
+        sign, unit = ("+", "%") if self.unit == "+%" else ("", self.unit)
+        return f"{value:{sign}.{4 if unit == 'M' else 2}f} {unit}".strip()
+
+
+def labelled(rows: Iterable[Row], inputs: Sequence[Input]) -> Iterator[Row]:
+    """Give each row that an input is taken from, fitted on or chosen on that input's label."""
+    kinds = {name: each.label for each in inputs for name in each.on}
+    for each in rows:
+        label = kinds.get(each.name)
+        kind: Kind = each.kind if label is None else "input" if label == "paper" else label
+        yield replace(each, kind=kind)
 
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of printed speedups.
+    """Errors of printed figures, as fractions.
 
     Attributes
     ----------
@@ -96,9 +152,17 @@ class Errors:
     count: int
 
 
-def errors(rows: Iterable[Row]) -> Errors:
-    """Errors of the speedups among some rows, at least one."""
-    found = [(abs(row.error), row) for row in rows if row.speedup and row.error is not None]
+def errors(rows: Iterable[Row], *, apart: bool = False) -> Errors | None:
+    """Errors of the rows that the mean counts; None if there are none.
+
+    Parameters
+    ----------
+    apart : leave out rows that an input is taken from, fitted on or chosen on.
+    """
+    counted = [each for each in rows if each.mean and (each.apart or not apart)]
+    found = [(abs(each.fraction), each) for each in counted if each.fraction is not None]
+    if not found:
+        return None
     largest = max(found, key=lambda each: each[0])[1]
     return Errors(fmean(each for each, _ in found), largest, len(found))
 
@@ -124,7 +188,9 @@ class Sensitivity:
 def sensitive(variant: str, gpu: float | None, rows: Iterable[Row]) -> dict[str, Any]:
     """Fields of a `Sensitivity`: errors of some rows under a variant."""
     found = errors(rows)
-    largest, of = float(found.largest.error or 0.0), found.largest.name
+    if found is None:
+        raise ArgumentError("rows must have one that the mean counts")
+    largest, of = float(found.largest.fraction or 0.0), found.largest.name
     return {
         "variant": variant,
         "gpu": float(gpu or 0.0),
@@ -142,8 +208,15 @@ def row(
 
 
 def spread(
-    name: str, section: str, low: float, high: float, found: Sequence[float], unit: str = "x"
+    name: str,
+    section: str,
+    low: float,
+    high: float,
+    found: Sequence[float],
+    unit: str = "x",
+    **others: Any,
 ) -> Iterator[Row]:
-    """Make the rows of a range: the least and the most of some figures; `x` are speedups."""
+    """Make the rows of a range: the least and the most of some figures; the mean counts `x`."""
+    others = {"mean": unit == "x", **others}
     for end, paper, pick in (("least", low, min), ("most", high, max)):
-        yield row(f"{name}, {end}", section, unit, paper, pick(found), speedup=unit == "x")
+        yield row(f"{name}, {end}", section, unit, paper, pick(found), **others)

@@ -324,7 +324,10 @@ class _Work:
         waiting: list[tuple[str, int, Operation]] = []  # uploads, until the next subgroup is read
         for number, each in enumerate(shares(elements, max(1, ceil(elements / room)))):
             tag, nbytes = f"{drive}.{number}", PARAMETER_BYTES * each
-            after = written if case.method == "su" else [self._gate]
+            after: Sequence[Operation] = [self._gate]
+            if case.method == "su":
+                title, seconds = f"allocate {tag}", case.options.allocation_s
+                after = [self.graph.add(title, fpga, after=written, seconds=seconds)]
             *reads, update = self._read_and_update(drive, tag, each, after)
             self._upload_all(ssd, waiting, reads)
             written = []
@@ -376,6 +379,6 @@ class _Work:
             fpga,
             reads=[buffers["g"]],
             writes=[buffers[name] for name in case.states],
-            seconds=machine.update_s(elements, len(case.states) + 1),
+            seconds=case.options.tasklet_s + machine.update_s(elements, len(case.states) + 1),
         )
         return [*there, update]

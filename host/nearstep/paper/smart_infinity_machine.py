@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from nearstep.work.operation import Transfer
 from nearstep_spec.platform.load import load
-from nearstep_spec.platform.machine import Figure, Hop, Link, Platform
+from nearstep_spec.platform.machine import Duplex, Figure, Hop, Link, Platform
 
 ADAM_STATES = 3
 PARAMETER_BYTES = 4
@@ -25,8 +24,6 @@ HOST_BYTES = 28
 SATURATED_BY = 4
 """Drives beyond which the baseline gains nothing (section III, figure 3(b))."""
 
-Duplex = Literal["half", "full"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -34,8 +31,7 @@ class Options:
 
     Attributes
     ----------
-    drive : `half`: reads and writes of a drive alternate, each at its own rate; `full`: they
-        overlap.
+    drive : None: that of the platform, `half`.
     uplink : `half`: both ways share its rate.
     read_bytes_per_s, write_bytes_per_s : of a drive. None: those of the platform.
     overlap : backward continues while the gradients of the block before are sent to the drives.
@@ -44,11 +40,13 @@ class Options:
     uplink_bytes_per_s : None: fitted, so that `SATURATED_BY` drives fill it.
     gpu : share of the peak that the GPU reaches. None: fitted (`nearstep.paper.smart_infinity`).
     sequence : tokens.
+    allocation_s : seconds to allocate the buffers of a subgroup: in SU for each one (section IV-B).
+    tasklet_s : seconds of a card to start a tasklet, one for each subgroup.
     upload : when a subgroup's updated parameters are sent to the host: while the updater works on
         the next one (`update`, section IV-A), or as soon as they are written (`written`).
     """
 
-    drive: Duplex = "half"
+    drive: Duplex | None = None
     uplink: Duplex = "half"
     read_bytes_per_s: float | None = None
     write_bytes_per_s: float | None = None
@@ -58,6 +56,8 @@ class Options:
     uplink_bytes_per_s: float | None = None
     gpu: float | None = None
     sequence: int = 1024
+    allocation_s: float = 0.0
+    tasklet_s: float = 0.0
     upload: Literal["update", "written"] = "update"
 
 
@@ -66,23 +66,28 @@ class Machine:
 
     Attributes
     ----------
-    read_bytes_per_s, write_bytes_per_s : of a drive.
+    drive : each of the drives.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
         drive = load("smart-infinity").drives["ssd0"]
-        self.read_bytes_per_s = options.read_bytes_per_s or float(drive.read_bytes_per_s or 0)
-        self.write_bytes_per_s = options.write_bytes_per_s or float(drive.write_bytes_per_s or 0)
+        changed: dict[str, Any] = {"duplex": options.drive or drive.duplex}
+        for name in ("read_bytes_per_s", "write_bytes_per_s"):
+            if (given := getattr(options, name)) is not None:
+                changed[name] = Figure(value=given, origin="fitted", source="an assumption")
+        self.drive = replace(drive, **changed)
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        return float(self.drive.read_bytes_per_s or 0)
 
     @property
     def drive_bytes_per_s(self) -> float:
         """Rate of a drive in the baseline's update of Adam: reads and writes together."""
-        reads, writes = (
-            (ADAM_STATES + 1) / self.read_bytes_per_s,
-            ADAM_STATES / (self.write_bytes_per_s),
-        )
-        seconds = reads + writes if self.options.drive == "half" else max(reads, writes)
+        reads = (ADAM_STATES + 1) / self.read_bytes_per_s
+        writes = ADAM_STATES / float(self.drive.write_bytes_per_s or 0)
+        seconds = reads + writes if self.drive.duplex == "half" else max(reads, writes)
         return (2 * ADAM_STATES + 1) / seconds
 
     @property
@@ -96,41 +101,22 @@ class Machine:
 
     @cached_property
     def platform(self) -> Platform:
-        """The platform file's machine, with the fitted rate of the uplink."""
+        """The platform file's machine, with these drives and the fitted rate of the uplink."""
         machine = load("smart-infinity")
         rate = Figure(value=self.uplink_bytes_per_s, origin="fitted", source="section III")
         uplink = Link(ends=("cpu", "falcon"), bytes_per_s=rate, duplex=self.options.uplink)
-        return replace(machine, links={**machine.links, "uplink": uplink})
+        drives = dict.fromkeys(machine.drives, self.drive)
+        return replace(machine, drives=drives, links={**machine.links, "uplink": uplink})
 
-    @cached_property
-    def _weights(self) -> tuple[int, int, float]:
-        """Weights of a byte read and of one written on a drive's lane, and that lane's rate."""
-        ratio = Fraction(self.read_bytes_per_s) / Fraction(self.write_bytes_per_s)
-        ratio = ratio.limit_denominator(16)
-        return ratio.denominator, ratio.numerator, self.read_bytes_per_s * ratio.denominator
+    def transfer(self, start: str, stop: str, nbytes: int) -> Transfer:
+        """Make a transfer from one part to another."""
+        if (start, stop) not in self._routes:
+            self._routes[start, stop] = self.platform.route(start, stop)
+        return Transfer(nbytes=nbytes, route=self._routes[start, stop])
 
     @cached_property
     def _routes(self) -> dict[tuple[str, str], tuple[Hop, ...]]:
         return {}
-
-    def transfer(self, start: str, stop: str, nbytes: int) -> Transfer:
-        """Make a transfer from one part to another, with half-duplex drives."""
-        if (start, stop) not in self._routes:
-            route = self.platform.route(start, stop)
-            hops = [each for hop in route for each in self._drive(hop)]
-            self._routes[start, stop] = tuple(hops)
-        return Transfer(nbytes=nbytes, route=self._routes[start, stop])
-
-    def _drive(self, hop: Hop) -> list[Hop]:
-        if hop.link not in self.platform.drives:
-            return [hop]
-        if self.options.drive == "full":
-            rate = (self.read_bytes_per_s, self.write_bytes_per_s)[hop.direction]
-            return [replace(hop, bytes_per_s=rate)]
-        read, write, rate = self._weights
-        shared = replace(hop, lane=hop.link, bytes_per_s=rate)
-        again = replace(shared, link=f"{hop.link} in turn")  # the same bytes, counted once
-        return [shared, *[again] * ((read, write)[hop.direction] - 1)]
 
     def flops(self, gpu: str) -> float:
         """Rate of a GPU in half precision, at the datasheet's peak."""

@@ -89,8 +89,8 @@ class Iterations:
     """Builder of a graph of iterations, one after the other.
 
     Parameters are fetched to the compute device before each use and freed after it, but for the
-    last layer, whose backward follows its forward. The arrays of an update are gathered when the
-    gradients of its layer are complete (section 5.3).
+    last layer, whose backward follows its forward, and those of several layers (`Schedule`). The
+    arrays of an update are gathered when the gradients of its layer are complete (section 5.3).
 
     Parameters
     ----------

@@ -36,13 +36,38 @@ class Move:
         return 0 if self.kind in ("update", "drop") else self.item.nbytes
 
 
+class Fetches:
+    """Pieces that the compute device lacks before a layer: those of several layers once an
+    iteration."""
+
+    def __init__(
+        self, pieces: Sequence[Sequence[Piece]], borrowed: Mapping[int, Sequence[Piece]]
+    ) -> None:
+        self._pieces = pieces
+        self._borrowed = borrowed
+        self._shared = {piece for each in borrowed.values() for piece in each}
+        self._kept: set[Piece] = set()
+
+    def of(self, layer: int) -> list[Piece]:
+        """Return the pieces to fetch before a layer is computed, forward or backward."""
+        needed = (*self._pieces[layer], *self._borrowed.get(layer, ()))
+        found = [piece for piece in needed if piece not in self._kept]
+        self._kept |= self._shared.intersection(found)
+        return found
+
+    def end_iteration(self) -> None:
+        """Free what the compute device keeps."""
+        self._kept.clear()
+
+
 class Schedule:
     """Plan of the moves of each computed layer and each complete gradient.
 
     Every array is on the drives or in memory: a changed one in memory is written before it is
     evicted. Parameters are read from their current place (AXDIMM, section 5.3: from the drives
     directly to the GPU), and for an update all arrays of a piece are gathered in the memory of its
-    channel.
+    channel. A piece that several layers use is fetched once an iteration, and the compute device
+    keeps it.
 
     Parameters
     ----------
@@ -70,7 +95,7 @@ class Schedule:
     ) -> None:
         self._from_compute = from_compute
         self._pieces = pieces
-        self._borrowed = borrowed
+        self._fetches = Fetches(pieces, borrowed)
         self._arrays = tuple(arrays)
         self._memory = [Residency(i, each, policy) for i, each in enumerate(capacity)]
         self._position = 0
@@ -104,7 +129,7 @@ class Schedule:
     def fetch(self, layer: int) -> list[Move]:
         """Plan the fetches of parameters before a layer is computed, forward or backward."""
         moves = []
-        for piece in (*self._pieces[layer], *self._borrowed.get(layer, ())):
+        for piece in self._fetches.of(layer):
             item = Item(piece, "p")
             memory = self._memory[piece.channel]
             self._position += 1
@@ -146,6 +171,7 @@ class Schedule:
     def end_iteration(self) -> None:
         """End an iteration, when all of its gradients have been used."""
         self._position = 0
+        self._fetches.end_iteration()
         for memory in self._memory:
             memory.end_iteration()
 
@@ -175,8 +201,10 @@ def uses(
             found.setdefault(item, []).append(position)
         position += 1
 
+    fetches = Fetches(pieces, borrowed)
+
     def fetch(layer: int) -> None:
-        for piece in (*pieces[layer], *borrowed.get(layer, ())):
+        for piece in fetches.of(layer):
             use([Item(piece, "p")])
 
     for layer in range(len(pieces)):

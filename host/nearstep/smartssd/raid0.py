@@ -10,7 +10,7 @@ from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Range, Transfer
 from nearstep.work.timeline import Timeline
-from nearstep_spec.platform.machine import Hop
+from nearstep_spec.platform.machine import Drive
 
 BLOCKS_HELD = 5
 """Blocks in the memory of the host: two are read, one is updated, two are written."""
@@ -23,7 +23,7 @@ class Raid0:
     Parameters
     ----------
     drives : number; each array is striped evenly over them.
-    read_bytes_per_s, write_bytes_per_s : of one full-duplex drive.
+    drive : each of them, with rates.
     links : of the host to each drive, and the one that all share.
     memory_bytes_per_s : of the host's memory, which bounds the update.
 
@@ -35,8 +35,7 @@ class Raid0:
     """
 
     drives: int
-    read_bytes_per_s: float
-    write_bytes_per_s: float
+    drive: Drive
     links: HostLinks
     memory_bytes_per_s: float
 
@@ -96,21 +95,15 @@ class Raid0:
         """
         share = (room.stop - room.start) // self.drives
         name = ("write", "read")[direction]
-        rate = (self.write_bytes_per_s, self.read_bytes_per_s)[direction]
         for drive in range(self.drives):
             part = Range(room.space, share * drive, share * (drive + 1))
-            own = Hop(
-                link=f"drive {drive}",
-                direction=1 - direction,
-                lane=f"ssd {drive} {name}",
-                bytes_per_s=rate,
-            )
+            own = self.drive.hops(f"drive {drive}", 1 - direction)
             size = nbytes * (drive + 1) // self.drives - nbytes * drive // self.drives
             graph.add(
                 f"{name} {array} {number}",
                 f"drive {drive} {name}",
                 reads=[] if direction else [part],
                 writes=[part] if direction else [],
-                transfer=Transfer(nbytes=size, route=(own, *self.links.route(drive, direction))),
+                transfer=Transfer(nbytes=size, route=(*own, *self.links.route(drive, direction))),
                 priority=direction,
             )

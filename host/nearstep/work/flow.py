@@ -3,6 +3,7 @@
 A transfer waits for its latency, then its bytes flow at one rate over all links of its route. Rates
 are max-min fair: none can rise except at the cost of one that is not higher. Rates change when a
 transfer begins or ends, and are constant in between. Packets, windows and routing are not modelled.
+A lane that both directions share may have a rate for each: they share its time.
 
 *Numerics*: rates and bytes are exact fractions, so the result does not depend on the machine or the
 order of the transfers. Events are at whole cycles: a transfer ends at the first cycle by which all
@@ -12,7 +13,6 @@ of its bytes have been moved, and its share is free from then on.
 from __future__ import annotations
 
 import heapq
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import ceil
@@ -22,7 +22,9 @@ from nearstep.work.clock import Clock
 from nearstep.work.operation import Transfer
 
 
-def max_min(rates: Mapping[str, Fraction], uses: Sequence[Mapping[str, int]]) -> Sequence[Fraction]:
+def max_min(
+    rates: Mapping[str, Fraction], uses: Sequence[Mapping[str, int | Fraction]]
+) -> Sequence[Fraction]:
     """Compute the max-min fair rate of each flow, by progressive filling.
 
     All rates rise together; when a link is full, the rates of its flows are fixed, and the others
@@ -35,11 +37,11 @@ def max_min(rates: Mapping[str, Fraction], uses: Sequence[Mapping[str, int]]) ->
     """
     left = dict(rates)
     flows: dict[str, list[int]] = {}
-    weights: Counter[str] = Counter()
+    weights: dict[str, int | Fraction] = {}
     for flow, use in enumerate(uses):
         for link, times in use.items():
             flows.setdefault(link, []).append(flow)
-            weights[link] += times
+            weights[link] = weights.get(link, 0) + times
     found: list[Fraction | None] = [None] * len(uses)
     while weights:
         full = min(weights, key=lambda link: (left[link] / weights[link], link))
@@ -60,10 +62,14 @@ class Flows:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._known: dict[tuple[str, int], float] = {}
+        """Bytes a second of each lane and direction."""
+        self._first: dict[str, float] = {}
+        """Of each lane, in the direction that was announced first."""
         self._rates: dict[str, Fraction] = {}
-        """Bytes a cycle of each link."""
+        """The same in bytes a cycle."""
         self._waiting: list[tuple[int, int]] = []  # cycle at which it begins to flow, and number
-        self._uses: dict[int, Counter[str]] = {}
+        self._uses: dict[int, dict[str, int | Fraction]] = {}
         self._at = 0
         """Cycle of the last event."""
         self._left: dict[int, Fraction] = {}  # bytes of those that flow, at that cycle
@@ -75,21 +81,23 @@ class Flows:
 
         Raises
         ------
-        ArgumentError : the clock has no frequency, or a link has two rates; nothing was announced.
+        ArgumentError : the clock has no frequency, or a link has two rates in one direction;
+            nothing was announced.
         """
-        rates = dict(self._rates)
+        known, first = dict(self._known), dict(self._first)
         for transfer in transfers:
             self._clock.cycles(transfer.latency_s)  # raises if it cannot
-            hertz = Fraction(self._clock.hertz or 1)
             for hop in transfer.route:
-                rate = Fraction(hop.bytes_per_s) / hertz
-                known = rates.setdefault(hop.lane, rate)
-                if known != rate:
+                rate = known.setdefault((hop.lane, hop.direction), hop.bytes_per_s)
+                first.setdefault(hop.lane, rate)
+                if rate != hop.bytes_per_s:
                     raise ArgumentError(
-                        f"{hop.lane}: bytes_per_s must be {float(known * hertz)}, as before, "
+                        f"{hop.lane}: bytes_per_s must be {float(rate)}, as before, "
                         f"not {hop.bytes_per_s}"
                     )
-        self._rates = rates
+        hertz = Fraction(self._clock.hertz or 1)
+        self._known, self._first = known, first
+        self._rates = {lane: Fraction(rate) / hertz for lane, rate in first.items()}
 
     def start(self, number: int, transfer: Transfer, cycle: int) -> None:
         """Start a transfer, which first waits for its latency.
@@ -100,7 +108,12 @@ class Flows:
         transfer : an announced one.
         cycle : not before the current time.
         """
-        self._uses[number] = Counter(hop.lane for hop in transfer.route)
+        uses: dict[str, int | Fraction] = {}
+        for hop in transfer.route:
+            first = self._first[hop.lane]
+            times = 1 if first == hop.bytes_per_s else Fraction(first) / Fraction(hop.bytes_per_s)
+            uses[hop.lane] = uses.get(hop.lane, 0) + times
+        self._uses[number] = uses
         self._left[number] = Fraction(int(transfer.nbytes))
         begins = cycle + self._clock.cycles(transfer.latency_s)
         heapq.heappush(self._waiting, (begins, number))

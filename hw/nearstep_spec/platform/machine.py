@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Origin = Literal["paper", "datasheet", "measured", "fitted"]
 ORIGINS = ("paper", "datasheet", "measured", "fitted")
+Duplex = Literal["full", "half"]
 DUPLEX = ("full", "half")
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 MOST_CHANNELS = 64
@@ -100,9 +101,10 @@ class Drive:
 
     Attributes
     ----------
-    read_bytes_per_s, write_bytes_per_s : of long sequential transfers; one does not slow the other.
+    read_bytes_per_s, write_bytes_per_s : of long sequential transfers of one direction.
     read_latency_s, write_latency_s : of one block at queue depth 1.
     queue_depth : requests in flight that the rates need.
+    duplex : `half` if reads and writes share the drive's time; else one does not slow the other.
     """
 
     title: str
@@ -112,6 +114,25 @@ class Drive:
     read_latency_s: Figure | None = None
     write_latency_s: Figure | None = None
     queue_depth: Figure | None = None
+    duplex: Duplex = "full"
+
+    def hops(self, name: str, direction: int) -> tuple["Hop", ...]:
+        """Return the hop of a read (0) or a write (1) of a drive of this name, if the rate is
+        known."""
+        rate = (self.read_bytes_per_s, self.write_bytes_per_s)[direction]
+        latency = (self.read_latency_s, self.write_latency_s)[direction]
+        if rate is None:
+            return ()
+        way = "" if self.duplex == "half" else (" read", " write")[direction]
+        return (
+            Hop(
+                link=name,
+                direction=direction,
+                lane=f"{name}{way}",
+                bytes_per_s=float(rate),
+                latency_s=0.0 if latency is None else float(latency),
+            ),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +152,7 @@ class Link:
     bytes_per_s: Figure
     back_bytes_per_s: Figure | None = None
     latency_s: Figure | None = None
-    duplex: Literal["full", "half"] = "full"
+    duplex: Duplex = "full"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +164,8 @@ class Hop:
     link : name of the link, of a processor's `NAME memory`, of a channel or of a drive.
     direction : of a link 0 from its first end to the second, 1 back; of an end 0 for a read, 1 for
         a write.
-    lane : transfers with the same lane share a rate.
+    lane : transfers with the same lane share its time.
+    bytes_per_s : of the lane, if all of its bytes go in this direction.
     """
 
     link: str
@@ -291,28 +313,14 @@ class Platform:
 
     def _port(self, end: str, direction: int) -> tuple[Hop, ...]:
         """Return the hop of a memory, channel or drive at an end, if its rate is known."""
-        latency: Figure | None = None
-        if end in self.processors:
-            name = lane = f"{end} memory"
-            rate = self.processors[end].memory_bytes_per_s
-        elif end in self.drives:
-            drive = self.drives[end]
-            name, lane = end, f"{end} {('read', 'write')[direction]}"
-            rate = (drive.read_bytes_per_s, drive.write_bytes_per_s)[direction]
-            latency = (drive.read_latency_s, drive.write_latency_s)[direction]
-        elif end in self.switches:
+        if end in self.drives:
+            return self.drives[end].hops(end, direction)
+        if end in self.switches:
             return ()
+        if end in self.processors:
+            name, rate = f"{end} memory", self.processors[end].memory_bytes_per_s
         else:
-            name = lane = end
-            rate = self.dimms[end.rpartition(".")[0]].channel_bytes_per_s
+            name, rate = end, self.dimms[end.rpartition(".")[0]].channel_bytes_per_s
         if rate is None:
             return ()
-        return (
-            Hop(
-                link=name,
-                direction=direction,
-                lane=lane,
-                bytes_per_s=float(rate),
-                latency_s=0.0 if latency is None else float(latency),
-            ),
-        )
+        return (Hop(link=name, direction=direction, lane=name, bytes_per_s=float(rate)),)

@@ -35,9 +35,9 @@ LARGEST_SUBGROUP = 1 << 20  # default number of elements
 class SmartssdConfig:
     """Shape of a card: its update kernel, its DRAM, and the unit of transfers of storage.
 
-    The host updates an optimizer's state in subgroups, two of which fit the card's DRAM: while one
-    is updated, the other is written to or read from the drive. Within a subgroup the kernel loads
-    chunks (its blocks), again two of each array.
+    The host updates an optimizer's state in subgroups, at least two of which fit the card's DRAM:
+    while one is updated, others are written to or read from the drive. Within a subgroup the kernel
+    loads chunks (its blocks), two of each array.
 
     Parameters
     ----------

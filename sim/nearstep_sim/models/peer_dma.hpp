@@ -4,7 +4,8 @@
 // Each direction has a queue: requests in order of submission, as many outstanding as the port
 // allows. A direction can have a rate: the request that ends with byte n of a transfer is due when
 // the drive can have moved n bytes since the later of the end of the transfer's latency and the end
-// of the transfer before. Arithmetic is in integers: bytes times the clock's hertz.
+// of the transfer before. A half-duplex drive moves bytes of each direction in half of the cycles
+// while it could move some of both. Arithmetic is in integers: bytes times twice the clock's hertz.
 #pragma once
 
 #include <algorithm>
@@ -26,6 +27,7 @@ struct PeerPacing {
     std::uint64_t read_rate;   // bytes a second that the drive reads, to memory; 0 is no bound
     std::uint64_t write_rate;  // bytes a second that the drive writes, from memory; 0 is no bound
     std::uint64_t latency;     // cycles before a transfer's first byte
+    std::uint64_t half_duplex;
 };
 
 // How a transfer ended.
@@ -48,7 +50,13 @@ class PeerQueue {
 
     PeerQueue(bool write, std::uint64_t most, std::uint64_t hz, std::uint64_t rate,
               std::uint64_t latency, std::deque<PeerEnd>& ended)
-        : write_(write), most_(most), hz_(hz), rate_(rate), latency_(latency), ended_(ended) {}
+        : write_(write), most_(most), hz_(2 * hz), rate_(rate), latency_(latency), ended_(ended) {}
+
+    // Whether the drive takes time in the cycle that ends.
+    bool moves(std::uint64_t now) const {
+        const Transfer* next = issuing();
+        return rate_ != 0 && next != nullptr && now > next->ready && credit_ < kBuffered * hz_;
+    }
 
     // Numbers ascend. `bytes` is not 0; `data` must stay valid until the transfer ends.
     void submit(std::uint64_t number, std::uint64_t address, std::uint8_t* data,
@@ -59,15 +67,15 @@ class PeerQueue {
         if (transfers_.size() == 1) moved_at_ = now;
     }
 
-    // Ends a cycle; `now`: cycles so far.
-    void pass(std::uint64_t now) {
+    // Ends a cycle; `now`: cycles so far; `halves` of the cycle that the drive had.
+    void pass(std::uint64_t now, std::uint64_t halves = 2) {
         now_ = now;
         if (transfers_.empty()) return;
         const Transfer* next = issuing();
         if (next == nullptr || now <= next->ready)
             credit_ = 0;
         else
-            credit_ = std::min(credit_ + rate_, kBuffered * hz_);
+            credit_ = std::min(credit_ + rate_ * halves, kBuffered * hz_);
         const bool waits = !transfers_.front().outstanding.empty() || due();
         if (!waits) moved_at_ = now;
         if (now - moved_at_ > kCycles) {
@@ -157,7 +165,7 @@ class PeerQueue {
     std::deque<PeerEnd>& ended_;
     std::deque<Transfer> transfers_;
     std::size_t issuing_ = 0;   // the first transfer with requests to issue
-    std::uint64_t credit_ = 0;  // unused bytes of the drive, times hertz
+    std::uint64_t credit_ = 0;  // unused bytes of the drive, times twice the hertz
     std::uint64_t now_ = 0, moved_at_ = 0;
 };
 
@@ -168,13 +176,18 @@ class PeerDma {
         : writes(true, payload, pacing.clock_hz, pacing.read_rate, pacing.latency, ended_),
           reads(false, request, pacing.clock_hz, pacing.write_rate, pacing.latency, ended_),
           host_writes(true, payload, pacing.clock_hz, 0, 0, ended_),
-          host_reads(false, request, pacing.clock_hz, 0, 0, ended_) {}
+          host_reads(false, request, pacing.clock_hz, 0, 0, ended_),
+          half_duplex_(pacing.half_duplex != 0) {}
 
     PeerDma(const PeerDma&) = delete;
     PeerDma& operator=(const PeerDma&) = delete;
 
     void pass(std::uint64_t now) {
-        for (PeerQueue* queue : queues()) queue->pass(now);
+        const bool shared = half_duplex_ && writes.moves(now) && reads.moves(now);
+        writes.pass(now, shared ? 1 : 2);
+        reads.pass(now, shared ? 1 : 2);
+        host_writes.pass(now);
+        host_reads.pass(now);
     }
 
     void give_up() {
@@ -201,6 +214,7 @@ class PeerDma {
 
     std::deque<PeerEnd> ended_;  // not yet returned
     std::uint64_t told_ = 0;
+    bool half_duplex_;
 };
 
 }  // namespace nearstep

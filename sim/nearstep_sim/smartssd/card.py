@@ -57,7 +57,9 @@ def cards_of(
     if options.cards > 1 and options.trace is not None:
         raise OptionError("sim:smartssd", "trace", options.trace, "it is of one card")
     made = array_of(options, lambda: backend(options))
-    made.links = HostLinks(options.uplink_bytes_per_s, options.link_bytes_per_s)
+    made.links = HostLinks(
+        options.uplink_bytes_per_s, options.link_bytes_per_s, options.uplink_duplex
+    )
     made.hertz = float(options.clock_hz)
     return made
 
@@ -90,6 +92,7 @@ class CardBackend(ShellBackend, BarBackend):
             options.drive_read_bytes_per_s or 0,
             options.drive_write_bytes_per_s or 0,
             round(options.drive_latency_s * options.clock_hz),
+            options.drive_duplex == "half",
         )
         self._under_way = InFlight(self._status)
         path = partial(self._library, self.config, trace=options.trace is not None)

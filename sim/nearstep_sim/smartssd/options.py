@@ -98,11 +98,22 @@ class SimulatedCardOptions(SimulationOptions, CardOptions):
     memory: Memory = "halfduplex"
     drive_read_bytes_per_s: DriveRate = None
     drive_write_bytes_per_s: DriveRate = None
+    drive_duplex: Annotated[
+        Literal["half", "full"],
+        Option(
+            meaning="whether a drive with both rates reads or writes (half), as the machine of "
+            "`nearstep platform show smart-infinity`, or does both at once"
+        ),
+    ] = "half"
     drive_latency_s: Annotated[
         float,
         Option(meaning="seconds before the first byte of a drive's transfer", low=0, high=1),
     ] = 0.0
     uplink_bytes_per_s: LinkRate = None
+    uplink_duplex: Annotated[
+        Literal["full", "half"],
+        Option(meaning="whether the uplink's rate is each way's, or that of both together"),
+    ] = "full"
     link_bytes_per_s: LinkRate = None
     clock_hz: Annotated[
         int,

@@ -88,6 +88,8 @@ REFUSED = {
     "paper memferry": {
         "--models bert-base,gpt4": "gpt4",
         "--output /dev/null/x.json": "/dev/null",
+        "--bars x.docx --output x.json": ".docx",
+        "--csv --json": "--json",
     },
     "paper coarse": {
         "--only figure-8,figure-9": "figure-9",
@@ -265,7 +267,11 @@ def test_json_is_a_flag_everywhere_and_prints_json_alone(files: Path) -> None:
     assert printed == 9
 
 
-def test_a_table_that_is_not_on_a_terminal_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_table_that_is_not_on_a_terminal_is_whole(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
     table = Table("name", "what it is", title="all of it")
     words = [f"word{number}" for number in range(200)]
     table.add_row("x" * 90, " ".join(words))

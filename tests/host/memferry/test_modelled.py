@@ -42,19 +42,49 @@ def test_an_embedding_reads_the_rows_of_its_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reads", "forward", "backward"),
-    # 32 x 24 tiles of outputs forward, 32 x 6 of gradients of the input, 108 at once
-    [("once", 1, 1), ("wave", 8, 2), ("tile", 32, 32)],
+    ("reads", "forward"),
+    # 32 x 24 tiles of outputs in forward, 108 at once
+    [("once", 1), ("wave", 8), ("tile", 32)],
 )
-def test_a_matrix_is_read_as_often_as_said(reads: Reads, forward: int, backward: int) -> None:
+def test_a_matrix_is_read_in_forward_as_often_as_said_and_once_in_backward(
+    reads: Reads, forward: int
+) -> None:
     layer = of(reads=reads)["block0.up"]
     size = 4 * (768 * 3072 + 3072)
     assert layer.parameter_bytes == size
     assert layer.forward_s == pytest.approx(2 * 4096 * 768 * 3072 / FLOPS)
     assert layer.backward_s == pytest.approx(2 * layer.forward_s)
     assert layer.forward_dha_s == pytest.approx(max(forward * size / LINK, layer.forward_s))
-    assert layer.backward_dha_s == pytest.approx(max(backward * size / LINK, layer.backward_s))
-    assert layer.backward_write_s == pytest.approx(max(size / LINK, layer.backward_s))
+    assert size / LINK > layer.forward_s  # that of the gradient of the input, and of the weight
+    assert layer.backward_dha_s == pytest.approx(layer.forward_s + size / LINK)
+
+
+def test_gradients_are_written_after_backward_or_beside_it() -> None:
+    after, beside = (of(writes=each)["block0.up"] for each in ("after", "beside"))
+    size = after.gradient_bytes / LINK
+    assert after.backward_write_s == pytest.approx(after.backward_s + size)
+    assert after.backward_dha_write_s == pytest.approx(after.backward_dha_s + size)
+    assert beside.backward_write_s == pytest.approx(max(beside.backward_s, size))
+    assert beside.backward_dha_write_s == pytest.approx(max(beside.backward_dha_s, size))
+
+
+def test_blocks_are_computed_again_before_their_backward() -> None:
+    made, again = of("gpt2-medium"), of("gpt2-medium", recompute=True)
+    one, two = made["block3.up"], again["block3.up"]
+    assert two.forward_s == one.forward_s
+    assert two.backward_s == pytest.approx(one.backward_s + one.forward_s)
+    assert two.backward_dha_s == pytest.approx(one.backward_dha_s + one.forward_dha_s)
+    assert two.between_backward_s == pytest.approx(one.between_backward_s + one.between_forward_s)
+    for name in ("embedding.word", "head.tied"):
+        assert again[name] == made[name]
+
+
+def test_a_parameter_that_is_sent_on_passes_the_link_again() -> None:
+    one, two = of()["block0.up"], of(copies=2)["block0.up"]
+    assert two.load_s == pytest.approx(2 * one.load_s)
+    assert two.forward_dha_s == pytest.approx(2 * one.forward_dha_s)
+    assert two.backward_dha_s - two.backward_s / 2 == pytest.approx(2 * one.load_s)
+    assert two.send_s == one.send_s
 
 
 def test_attention_is_between_layers() -> None:
@@ -71,6 +101,10 @@ def test_a_tied_matrix_is_loaded_where_it_is_used_and_has_its_gradient_elsewhere
     assert tied.parameter_bytes == word.parameter_bytes
     assert (tied.gradient_bytes, tied.backward_write_s, tied.update_s) == (0, None, 0.0)
     assert word.gradient_bytes == word.parameter_bytes
+    base = of("gpt2-medium", batch=1, tied="embedding")
+    assert base["embedding.word"] == word
+    assert (base["head.tied"].parameter_bytes, base["head.tied"].load_s) == (0, 0.0)
+    assert base["head.tied"].forward_s == tied.forward_s
 
 
 def test_frozen_layers_have_no_gradients() -> None:

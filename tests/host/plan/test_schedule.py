@@ -161,3 +161,24 @@ def test_belady_moves_no_more_over_the_drives(pieces: int) -> None:
         return found["evict"] + found["load"] + found["fetch drives"]
 
     assert over_drives("belady") <= over_drives("updated_first")
+
+
+@pytest.mark.parametrize("policy", ["updated_first", "belady"])
+def test_a_tied_piece_is_fetched_once_an_iteration(policy: str) -> None:
+    layers = [Layer(name=str(i), parameters=(100,)) for i in range(3)]
+    pieces = cut([*layers, Layer(name="head", parameters=())], 1, 100)
+    borrowed = {3: pieces[0]}
+    order, length = uses(pieces, borrowed)
+    assert length == 3 + 2 + 3  # forward; backward, where the device keeps the tied one; updates
+    assert len(order[Item(pieces[0][0], "p")]) == 2
+    chosen = updated_first if policy == "updated_first" else belady(order, length)
+    schedule = Schedule(pieces, borrowed=borrowed, capacity=[16 * 150], policy=chosen)
+    schedule.place()
+    for _ in range(2):
+        fetched: Counter[int] = Counter()
+        for index in (0, 1, 2, 3, 2, 1, 0):  # backward of the last layer follows its forward
+            fetched.update(move.item.piece.layer for move in schedule.fetch(index))
+        assert fetched == {0: 1, 1: 2, 2: 2}
+        for each in reversed(pieces[:3]):
+            schedule.update(each[0])
+        schedule.end_iteration()

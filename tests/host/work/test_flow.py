@@ -7,6 +7,7 @@ import itertools
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from math import ceil
 from pathlib import Path
@@ -239,6 +240,18 @@ def test_a_clock_without_a_frequency_is_refused_before_anything_starts():
     with pytest.raises(ArgumentError, match="hertz must be given"):
         execute(graph, Clock([backend]))
     assert backend.log == []
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_directions_with_rates_of_their_own_share_the_time_of_a_lane(order):
+    """8 and 4 bytes a cycle: each has r with r / 8 + r / 4 = 1; alone each has its own rate."""
+    both = [hop("drive", 8e12), replace(hop("drive", 4e12), direction=1)]
+    graph = Graph()
+    for direction in order:
+        last = [graph.add(str(direction), transfer=transfer(800, both[direction]))]
+    graph.add("then", after=last, transfer=transfer(800, both[0]))
+    assert ends(graph) == {"0": 300, "1": 300, "then": 400}
+    assert execute(graph).least == {"drive": 400}
 
 
 def test_a_link_has_one_rate():

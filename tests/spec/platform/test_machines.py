@@ -139,14 +139,14 @@ def test_text_of_any_kind_is_read_back() -> None:
             "smart-infinity",
             "ssd3",
             "fpga3",
-            ["ssd3 read", "card-ssd3 ssd3>switch3", "card-fpga3 switch3>fpga3"],
+            ["ssd3", "card-ssd3 ssd3>switch3", "card-fpga3 switch3>fpga3"],
         ),
         (
             "smart-infinity",
             "ssd9",
             "cpu",
             [
-                "ssd9 read",
+                "ssd9",
                 "card-ssd9 ssd9>switch9",
                 "card9 switch9>falcon",
                 "uplink falcon>cpu",
