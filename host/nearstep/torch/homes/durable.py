@@ -243,6 +243,8 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                     if isinstance(state, ParameterState) and state.store is not None:
                         state.flush()
                 counted = table.traffic.as_dict()
+                units = plan.of(self.segments)
+                self.prefetch([(each, unit.needed()) for each, unit in units[:AHEAD_UNITS]])
                 for anew in (False, True):
                     self.prepare(singles, anew=anew)
                     if self._is_dirty:
