@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.filesize import decimal
 from torch import Tensor
 
 from nearstep.backends.base import Completion
@@ -61,6 +64,7 @@ class DriveHome(DurableHome[StripedSegment]):
         self._begun = False
         self._in_place = self.recovers = table.device.backend.is_host_memory
         self._largest = (0, "")
+        self._stored = [0, 0]  # bytes of parameters, and of state
         self._spare = self._most_ahead = 0  # bytes for units that are read ahead
         self._has_changes = False
         self._ahead: dict[StripedSegment, dict[str, Reading]] = {}
@@ -109,6 +113,8 @@ class DriveHome(DurableHome[StripedSegment]):
         if self._begun and needed > self._memory:
             raise MemoryTooSmallError(label, needed, self._memory)
         self._largest = max(self._largest, (needed, label))
+        for name in filter(is_state, arrays):
+            self._stored[name != "p"] += segment.nbytes(name)
         if self._begun:
             self._share()
 
@@ -117,7 +123,27 @@ class DriveHome(DurableHome[StripedSegment]):
         if self._largest[0] > self._memory:
             raise MemoryTooSmallError(self._largest[1], self._largest[0], self._memory)
         self._share()
+        before, begun = self._moved, perf_counter()
         super().begin_life(owner)
+        moved, seconds = self._moved - before, perf_counter() - begun
+        console = Console(stderr=True, highlight=False)
+        if self._in_place and console.is_terminal:
+            console.print(self._estimate(moved, seconds), soft_wrap=True)
+
+    @property
+    def _moved(self) -> int:
+        """Bytes that the drives have read and written."""
+        return sum(each.bytes_read + each.bytes_written for each in self.drives.store.drives)
+
+    def _estimate(self, moved: int, seconds: float) -> str:
+        """Estimate the time of a step, which reads the state and writes all, by the time that it
+        took to write the parameters, or to read them again: `moved` bytes."""
+        parameters, state = self._stored
+        rate = moved / seconds
+        return (
+            f"state {decimal(state)} on {len(self.drives.store.drives)} drives, at most "
+            f"{(parameters + 2 * state) / rate:.2g} s a step at the measured {decimal(int(rate))}/s"
+        )
 
     def _share(self) -> None:
         """Share memory between units that were updated and those that are read ahead."""
