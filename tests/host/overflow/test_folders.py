@@ -36,7 +36,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 def test_training_goes_on_in_folders(folders: list[Path], tmp_path: Path) -> None:
     expected = JOB.after("host:", 5)
-    parameters, optimizer = JOB.trained("host:", 3, drives=folders, **MEMORY)
+    _, optimizer = JOB.trained("host:", 3, drives=folders, **MEMORY)
     assert [path.name for each in folders for path in each.iterdir()] == [NAME] * 2
     size = (folders[0] / NAME).stat().st_size
     assert size == (folders[1] / NAME).stat().st_size > 3 * 12 * (70 * 70 + 300 * 41) // 2
@@ -102,7 +102,7 @@ def test_a_folder_without_a_drive_has_nothing_to_resume(folders: list[Path]) -> 
 def test_a_terminal_is_told_once_how_long_a_step_takes(folders, monkeypatch, capsys) -> None:
     times = iter([10.0, 12.0, 20.0, 21.0])
     monkeypatch.setattr(drive, "perf_counter", lambda: next(times))
-    parameters, optimizer = JOB.trained("host:", 1, drives=folders, **MEMORY)
+    _, optimizer = JOB.trained("host:", 1, drives=folders, **MEMORY)
     assert capsys.readouterr().err == "", "standard error is no terminal"
     del optimizer
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "NO_COLOR"):
@@ -110,7 +110,8 @@ def test_a_terminal_is_told_once_how_long_a_step_takes(folders, monkeypatch, cap
     again, resumed = JOB.resumed("host:", drives=folders, **MEMORY)
     JOB.go_on(again, resumed, (1, 2))
     said = capsys.readouterr().err
-    assert said.startswith("state 137.") and said.count("\n") == 1, said
+    assert said.count("\n") == 1, said
+    assert said.startswith("state 137.9 kB on 2 drives, ")
     read = (5 + 13 + 1) * BLOCK_BYTES  # parameters, in a second
     assert (
         f"at most {5 * 68_812 / read:.2g} s a step at the measured {read / 1000:.1f} kB/s" in said
