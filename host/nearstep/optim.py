@@ -126,8 +126,9 @@ class Adam(DeviceOptimizer, optimizer="adam"):
         are rounded, `fp32`, `fp16` or `bf16`.
     max_grad_norm : unless None, gradients are multiplied by min(1, max_grad_norm / (norm + 1e-6)),
         where `norm` is the norm of all gradients together, as sent.
-    drives : paths of files for state that does not fit in `memory`. They are created, or opened for
-        `resume`, and locked until the optimizer is freed. Or a `nearstep.storage.store.Store`,
+    drives : paths of files for state that does not fit in `memory`, or of folders, for a file
+        `optimizer.nearstep` in each. The files are created, or opened for `resume`, and locked
+        until the optimizer is freed. Or a `nearstep.storage.store.Store`,
         which the caller opened, and closes. See `docs/storage.md`.
     memory : with drives: device memory for parameters, gradients and state: bytes, text such as
         `64MiB`, or a share of their size, such as `25%`.

@@ -17,6 +17,7 @@ from nearstep.cli import (
     doctor,
     offload,
     paper,
+    peers,
     plan,
     platform,
     registers,
@@ -49,7 +50,7 @@ def _app() -> typer.Typer:
     ) -> None:
         pass
 
-    for module in (devices, doctor, offload, open_device, plan, trace, registers):
+    for module in (devices, doctor, offload, open_device, peers, plan, trace, registers):
         _command(app, module.__name__.rpartition(".")[2], module.command)
     for group in (cache, coarse, config, paper, platform, storage):
         app.add_typer(group.app, name=group.__name__.rpartition(".")[2])

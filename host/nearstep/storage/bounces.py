@@ -18,10 +18,12 @@ LEAST = 2
 
 
 class Bounces:
-    """Bounce buffers of a drive: allocated on demand, freed when none is in use.
+    """Bounce buffers of a drive: allocated on demand, and kept unless they are larger than
+    `BOUNCE_BYTES` together.
 
     All threads of the drive share the buffers, so memory does not grow with the queue depth, and is
-    zero while arrays are aligned. A thread that waits for a buffer holds none.
+    zero while arrays are aligned. A thread that waits for a buffer holds none. New memory would
+    cost more than the copy: the system zeroes each page at its first use.
 
     Parameters
     ----------
@@ -31,14 +33,12 @@ class Bounces:
     ----------
     count : most buffers in use at once.
     held : buffers that are allocated.
-    most : largest value of `held` so far.
     """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.count = max(LEAST, BOUNCE_BYTES // nbytes)
-        self.held = self.most = 0
-        self._inside = 0
+        self.held = 0
         self._free: list[Bytes] = []
         self._places = threading.Semaphore(self.count)
         self._lock = threading.Lock()
@@ -52,28 +52,21 @@ class Bounces:
     def lend(self, nbytes: int) -> Iterator[Bytes]:
         """Lend an aligned array of `nbytes` with undefined contents for the context; wait while all
         buffers are in use."""
-        with self._lock:
-            self._inside += 1
-        try:
-            with self._places:
-                memory = self._take()
-                try:
-                    yield memory[:nbytes]
-                finally:
-                    with self._lock:
+        with self._places:
+            memory = self._take()
+            try:
+                yield memory[:nbytes]
+            finally:
+                with self._lock:
+                    if self.held * self.nbytes > BOUNCE_BYTES:
+                        self.held -= 1
+                    else:
                         self._free.append(memory)
-                    del memory
-        finally:
-            with self._lock:
-                self._inside -= 1
-                if not self._inside:
-                    self._free.clear()
-                    self.held = 0
+                del memory
 
     def _take(self) -> Bytes:
         with self._lock:
             if self._free:
                 return self._free.pop()
             self.held += 1
-            self.most = max(self.most, self.held)
         return aligned_bytes(self.nbytes)

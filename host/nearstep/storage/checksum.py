@@ -9,10 +9,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
 
-def _fastest() -> tuple[str, Callable[[Any], int]]:
+def _fastest() -> tuple[str, Callable[..., int]]:
     try:
         return "isal", import_module("isal.isal_zlib").crc32
     except ImportError:

@@ -204,6 +204,7 @@ class Drive:
         self._bounces = Bounces(header.extent_bytes)
         self._tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._threads_began = False
         self._process = os.getpid()
         self._closed = False
         self._stop = weakref.finalize(self, _stop, self._tasks, self._threads, blocks)
@@ -253,12 +254,16 @@ class Drive:
 
     def submit(self, transfer: DriveTransfer, jobs: deque[Job]) -> None:
         """Queue the next part of a transfer for a thread of the drive."""
-        if sum(each.is_alive() for each in self._threads) < self.queue_depth + SUMMING:
+        if not self._threads_began:
             thread = threading.Thread(
                 target=_work, args=(self._tasks, self.ended, self._bounces), daemon=True
             )
             self._threads.append(thread)
             thread.start()
+            alive = sum(
+                each.is_alive() for each in self._threads
+            )  # an interrupt came before others
+            self._threads_began = alive >= self.queue_depth + SUMMING
         self._tasks.put((transfer, jobs))
 
     def close(self) -> None:

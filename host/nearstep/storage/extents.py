@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,9 @@ class Run(NamedTuple):
     drive: int
     block: int
     blocks: int
+
+
+NO_CRCS: Mapping[Run, int] = MappingProxyType({})
 
 
 class Extent(NamedTuple):
@@ -99,18 +103,24 @@ class Table:
         # numpy's search releases Python's lock, and would then wait for the threads of the drives.
         return range(bisect_right(self.starts, first) - 1, bisect_left(self.starts, last))
 
-    def extents(self, numbers: range | None = None) -> Iterator[Extent]:
+    def extents(
+        self, numbers: range | None = None, crcs: Mapping[Run, int] = NO_CRCS
+    ) -> Iterator[Extent]:
+        """Yield extents, with the CRCs of `crcs` where it has them."""
         numbers = range(len(self)) if numbers is None else numbers
         part = slice(numbers.start, numbers.stop)
         rows = self.rows[part].tolist()
         for number, start, row in zip(numbers, self.starts[part].tolist(), rows, strict=False):
-            yield Extent(number, start, *row)
+            block, blocks, drive, crc = row
+            crc = crcs.get(Run(drive, block, blocks), crc)
+            yield Extent(number, start, block, blocks, drive, crc)
 
     def spliced(self, numbers: range, runs: Sequence[Run]) -> Table:
         """Return a table in which these extents are replaced by others of as many blocks, without
         CRCs."""
-        parts = (self.rows[: numbers.start], rows_of(runs), self.rows[numbers.stop :])
-        return Table(np.concatenate(parts))
+        parts = [self.rows[: numbers.start], rows_of(runs), self.rows[numbers.stop :]]
+        parts = [each for each in parts if len(each)]
+        return Table(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
     def summed(self, crcs: Mapping[Run, int]) -> Table:
         """Return this table with the CRCs of new extents filled in."""

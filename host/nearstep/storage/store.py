@@ -309,6 +309,19 @@ class Store:
         """Read a tensor into `out` from byte `offset` on: `submit_read`, then wait."""
         self.submit_read(name, out, offset).wait()
 
+    def holds(self, name: str, data: Any) -> bool:
+        """Return whether the last generation has `data` as a whole tensor, by the CRCs of its
+        extents; a tensor that was never written has nothing."""
+        flat, tensor = flat_bytes("data", data), self._transaction.current.tensors.get(name)
+        if tensor is None or tensor.nbytes != flat.nbytes:
+            return False
+        for extent in tensor.table.extents():
+            part = flat[extent.start * BLOCK_BYTES : extent.stop * BLOCK_BYTES]
+            rest = bytes(extent.blocks * BLOCK_BYTES - part.nbytes)
+            if extent.is_hole or crc32(rest, crc32(part)) != extent.crc:
+                return False
+        return True
+
     def at(self, generation: int) -> GenerationView:
         """Open a generation on the drives for reading.
 

@@ -142,8 +142,7 @@ class Transaction:
 
     def extents(self, table: Table, first: int, last: int) -> list[Extent]:
         """Return the extents that contain any of the blocks [first, last), with current CRCs."""
-        found = table.extents(table.covering(first, last))
-        return [each._replace(crc=self.crcs.get(each.run, each.crc)) for each in found]
+        return list(table.extents(table.covering(first, last), self.crcs))
 
     def summed(self) -> dict[str, Tensor]:
         """Return all tensors, with the CRCs of written extents."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,9 @@ Drives = Sequence[str | Path] | Store
 Resume = bool | int | str | Path | Sequence[str | Path]
 """Whether to resume from the last step of the drives; `COMMON`; a generation; or the paths of
 another set of drives that has the step, or their folder."""
+
+FILE = "optimizer.nearstep"
+"""Name of the drive in a folder that is given as one."""
 
 COMMON = "common"
 """Resume from the last step that the drives of all processes of a job have."""
@@ -95,6 +99,7 @@ class Overflow:
             check_places(drives)
             if not _are_paths(drives):
                 raise ArgumentError(f"a drive must be given by its path, not {drives!r}")
+            drives = [Path(each) / FILE if os.path.isdir(each) else each for each in drives]
         chosen: Eviction = "belady" if eviction == "belady" else "updated_first"
         return cls(drives=drives, memory=memory, eviction=chosen, resume=found)
 

@@ -9,7 +9,7 @@ import pytest
 from nearstep.plan.overflow import Array, Eviction, OverflowPlan
 from nearstep.storage.blocks import BLOCK_BYTES
 
-from .jobs import DIMM, URL, Job, drives
+from .jobs import DIMM, URL, Job, drives, everything
 
 SHAPES = [(64, 32), (32, 32), (64, 48), (32, 64), (64, 16), (32, 96)]
 """Whole blocks, and whole stripes of both channels."""
@@ -83,3 +83,15 @@ def test_bytes_over_the_drives_are_those_of_the_plan(
             reads.append(found[-1][0])
     assert reads == sorted(reads, reverse=True)
     assert reads[-1] == 0 < reads[1] < reads[0] <= 8 * total
+
+
+def test_small_parameters_of_the_processor_are_updated_together_as_memory_allows() -> None:
+    job, found = Job([(32, 32)] * 12), []
+    for memory in (17_000, 64 << 10, 1 << 20):
+        with drives() as on:
+            parameters, optimizer = job.trained("host:", 2, drives=on.store, memory=memory)
+            found.append(optimizer.traffic.launches)
+            assert optimizer.memory_peak <= memory
+            expected = job.after("host:", 2)
+            assert everything(parameters, optimizer) == expected
+    assert found == [24, 12, 4], "each alone, two together, each group"

@@ -65,6 +65,27 @@ def test_what_is_committed_is_there_when_the_drives_are_opened_again(rng) -> Non
     assert contents(store) == {"p": data}
 
 
+def test_the_last_generation_holds_what_was_committed_alone(rng) -> None:
+    checks, store = 0, new()
+    for nbytes in (1, BLOCK_BYTES, EXTENT, 3 * EXTENT + 77):
+        name, data = f"t{nbytes}", random_bytes(rng, nbytes)
+        store.add(name, nbytes)
+        assert not store.holds(name, bytes(nbytes)), "never written"
+        store.write(name, data)
+        assert not store.holds(name, data), "not committed"
+        store.commit()
+        assert store.holds(name, data)
+        assert not store.holds(name, data[1:]), "shorter"
+        for at in {0, nbytes // 2, nbytes - 1}:
+            other = bytearray(data)
+            other[at] ^= 1
+            assert not store.holds(name, other)
+            checks += 1
+    store.write(name, bytes(nbytes))
+    assert store.holds(name, data), "the other contents are not committed"
+    assert checks == 10
+
+
 def test_what_is_not_committed_is_gone(rng) -> None:
     store = new()
     store.add("p", 100)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from time import perf_counter
 from typing import Any
 
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.filesize import decimal
 from torch import Tensor
 
 from nearstep.backends.base import Completion
 from nearstep.plan.overflow import Array, Eviction, OverflowPlan
 from nearstep.plan.residency import NoRoomError
 from nearstep.storage.aligned import AlignedPool
+from nearstep.threads import at_once
 from nearstep.torch import convert
 from nearstep.torch.homes.durable import DurableHome, Savepoint
 from nearstep.torch.homes.errors import MemoryTooSmallError
@@ -25,6 +30,10 @@ Reading = tuple[NDArray[Any], Sequence[Completion]]
 
 AHEAD_BYTES = 64 << 20
 """Of units that are read ahead into memory of this process, unless the next one alone has more."""
+
+UNIT_ELEMENTS = 1 << 21
+"""Of small units in memory of this process: the transfers of a unit then take longer than the calls
+that plan and begin them."""
 
 WRITES = 4
 """Arrays that are being written at once while a step goes on."""
@@ -55,9 +64,8 @@ class DriveHome(DurableHome[StripedSegment]):
         self._begun = False
         self._in_place = self.recovers = table.device.backend.is_host_memory
         self._largest = (0, "")
+        self._stored = [0, 0]  # bytes of parameters, and of state
         self._spare = self._most_ahead = 0  # bytes for units that are read ahead
-        self._committed: dict[DeviceParameter, int] = {}  # fingerprints of parameters on the drives
-        self._uncommitted: dict[DeviceParameter, int] = {}
         self._has_changes = False
         self._ahead: dict[StripedSegment, dict[str, Reading]] = {}
         self._writes: list[tuple[StripedSegment, str, Completion, object]] = []
@@ -82,8 +90,12 @@ class DriveHome(DurableHome[StripedSegment]):
         return self._plan.peak * self._device.channel_count + self._most_ahead
 
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-        """Neighbours, as far as these have no more elements than the largest of all."""
-        most = size = max(convert.size(p) for p in parameters)
+        """Neighbours, as far as these have no more elements than the largest of all; in memory of
+        this process, or than `UNIT_ELEMENTS`, if memory has room for several such units."""
+        most = max(convert.size(p) for p in parameters)
+        if self._in_place:
+            most = max(most, min(UNIT_ELEMENTS, self._memory // 32))
+        size = most
         found: list[list[Tensor]] = []
         for p in parameters:
             if size + convert.size(p) > most or not found:
@@ -101,6 +113,8 @@ class DriveHome(DurableHome[StripedSegment]):
         if self._begun and needed > self._memory:
             raise MemoryTooSmallError(label, needed, self._memory)
         self._largest = max(self._largest, (needed, label))
+        for name in filter(is_state, arrays):
+            self._stored[name != "p"] += segment.nbytes(name)
         if self._begun:
             self._share()
 
@@ -109,10 +123,27 @@ class DriveHome(DurableHome[StripedSegment]):
         if self._largest[0] > self._memory:
             raise MemoryTooSmallError(self._largest[1], self._largest[0], self._memory)
         self._share()
+        before, begun = self._moved, perf_counter()
         super().begin_life(owner)
-        for segment in self.segments:
-            self._note(segment)
-        self._clean()
+        moved, seconds = self._moved - before, perf_counter() - begun
+        console = Console(stderr=True, highlight=False)
+        if self._in_place and console.is_terminal:
+            console.print(self._estimate(moved, seconds), soft_wrap=True)
+
+    @property
+    def _moved(self) -> int:
+        """Bytes that the drives have read and written."""
+        return sum(each.bytes_read + each.bytes_written for each in self.drives.store.drives)
+
+    def _estimate(self, moved: int, seconds: float) -> str:
+        """Estimate the time of a step, which reads the state and writes all, by the time that it
+        took to write the parameters, or to read them again: `moved` bytes."""
+        parameters, state = self._stored
+        rate = moved / seconds
+        return (
+            f"state {decimal(state)} on {len(self.drives.store.drives)} drives, at most "
+            f"{(parameters + 2 * state) / rate:.2g} s a step at the measured {decimal(int(rate))}/s"
+        )
 
     def _share(self) -> None:
         """Share memory between units that were updated and those that are read ahead."""
@@ -129,15 +160,17 @@ class DriveHome(DurableHome[StripedSegment]):
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
         """Write parameters that were changed and that a rollback reads from the drives; others are
         sent with what else a step sends."""
-        changed = {
-            each.extent.segment
-            for each in parameters
-            if self._is_restored(each)
-            and convert.fingerprint(each.parameter) != self._committed.get(each)
-        }
+        wanted, changed = set(filter(self._is_restored, parameters)), set[StripedSegment]()
+
+        def check(segment: StripedSegment) -> None:
+            stored = StoredArray(segment, "p")
+            for each, (start, _) in zip(segment.parameters, segment.spans, strict=True):
+                if each in wanted and not stored.holds(start, each.host_master()):
+                    changed.add(segment)
+
+        at_once([partial(check, segment) for segment in self.segments if wanted])
         for segment in (each for each in self.segments if each in changed):
             self._write(segment, "p")
-            self._note(segment)
             self._has_changes = True
 
     @property
@@ -146,17 +179,10 @@ class DriveHome(DurableHome[StripedSegment]):
 
     def _is_restored(self, parameter: DeviceParameter) -> bool:
         """Whether a rollback reads a parameter from the drives: a copy would take memory."""
-        return self._in_place and not parameter.is_small
-
-    def _note(self, segment: StripedSegment) -> None:
-        """Note the contents of parameters that are written."""
-        for each in filter(self._is_restored, segment.parameters):
-            self._uncommitted[each] = convert.fingerprint(each.parameter)
+        return self._in_place and not (parameter.is_small or parameter.keeps_master)
 
     def _clean(self) -> None:
         super()._clean()
-        self._committed.update(self._uncommitted)
-        self._uncommitted.clear()
         self._has_changes = False
 
     def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
@@ -217,7 +243,6 @@ class DriveHome(DurableHome[StripedSegment]):
         for name in filter(is_state, arrays if self._in_place else ()):
             self._write(segment, name)
             self._plan.wrote(self._array(segment, name))
-        self._note(segment)
 
     def commit(self, meta: Mapping[str, Any]) -> None:
         """Write what the drives do not have, and make all of it a generation."""
@@ -232,7 +257,6 @@ class DriveHome(DurableHome[StripedSegment]):
         super().commit(meta)
 
     def forget(self) -> None:
-        self._uncommitted.clear()
         self._has_changes = False
         self._writes.clear()
         self._ahead.clear()
@@ -245,7 +269,6 @@ class DriveHome(DurableHome[StripedSegment]):
         for segment in self.segments:
             if self._in_place:
                 self._write(segment, "p")
-                self._note(segment)
                 continue
             for each in segment.parameters:
                 if not each.offloaded:  # to memory, if it is there: a commit writes that to drives

@@ -243,6 +243,9 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                     if isinstance(state, ParameterState) and state.store is not None:
                         state.flush()
                 counted = table.traffic.as_dict()
+                units = plan.of(self.segments)[:AHEAD_UNITS]
+                first: list[tuple[Any, Any]] = [(each, unit.needed()) for each, unit in units]
+                self.prefetch(first)
                 for anew in (False, True):
                     self.prepare(singles, anew=anew)
                     if self._is_dirty:

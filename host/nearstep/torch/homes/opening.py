@@ -212,9 +212,9 @@ class OpenStore:
 
 
 def _drives_of(given: Sequence[str | Path]) -> Sequence[Path]:
-    """Drives by their paths, or those of the only folder."""
-    paths = [Path(each) for each in given]
-    return drives_in(paths[0]) if len(paths) == 1 and paths[0].is_dir() else paths
+    """Drives by their paths, or all of a folder."""
+    paths = map(Path, given)
+    return [one for each in paths for one in (drives_in(each) if each.is_dir() else [each])]
 
 
 def _given_at(store: Store, generation: int | None) -> Store:

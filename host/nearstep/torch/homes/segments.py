@@ -131,6 +131,13 @@ class StoredArray:
         for completion in self.begin_write(start, data):
             completion.wait()
 
+    def holds(self, start: int, data: NDArray[Any]) -> bool:
+        """Return whether the last generation has `data`, of shape (n,), as the elements of whole
+        tensors from `start` on, by their CRCs."""
+        segment = self._segment
+        parts = segment.split(self._name, start, data.size)
+        return all(segment.store.holds(each.key, data[each.low : each.high]) for each in parts)
+
     def begin_read(self, start: int, out: NDArray[Any]) -> list[Completion]:
         """Begin to read; elements of `out` between parameters are unchanged."""
         segment, stripes, reads = self._segment, self._segment.stripes, []
