@@ -28,9 +28,9 @@ def command(
     """Measure AdamW of torch, DeepSpeed, torchao and bitsandbytes on the CPU, beside `host:`.
 
     Each step runs beside a stream of the same processor: torch's own reads and writes of the arrays
-    of AdamW in fp32. The last columns are the mean distance of parameters from those of steps in
-    fp64, and the share of those whose bits are not torch's, both after ten steps. A project
-    that is not installed is a row that says how to install it.
+    of AdamW in fp32, by processor time. The last columns are the mean distance of parameters from
+    those of steps in fp64, and the share of those whose bits are not torch's, both after ten steps.
+    A project that is not installed is a row that says how to install it.
     """
     with reported(), working("import of torch") as report:
         from nearstep.measure.peers import PEERS, peer_results  # torch is an extra

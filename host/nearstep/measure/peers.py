@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -112,7 +112,8 @@ class PeerResult:
     Attributes
     ----------
     problem : why the peer was not measured; None: it was.
-    of_stream : rate of bytes that a step reads and writes over that of a stream, the median.
+    of_stream : bytes that a step reads and writes in a second of the processor, over those of a
+        stream, the median.
     bytes_per_parameter : of parameter, gradient and state.
     ulps : mean distance of parameters from those in fp64, in units in the last place, after
         `CHECKED_STEPS`.
@@ -178,13 +179,13 @@ def _measured(peer: Peer, module: Any, sizes: Sequence[int], steps: int) -> Peer
     stream()
     took, shares = [], []
     for _ in range(steps):
-        begun = perf_counter()
+        begun, wall = process_time(), perf_counter()
         optimizer.step()
-        between = perf_counter()
+        took.append(perf_counter() - wall)
+        between = process_time()
         stream()
-        took.append(between - begun)
-        rate = streamed / (perf_counter() - between)
-        shares.append((2 * stored + gradients) / took[-1] / rate)
+        rate = streamed / (process_time() - between)
+        shares.append((2 * stored + gradients) / (between - begun) / rate)
     return PeerResult(
         name=peer.name,
         dtype=peer.dtype,
