@@ -57,6 +57,7 @@ STATUSES = (
     ("open", "serial:nosuch", 1),
     ("paper axdimm", "--output text/rows.json", 2),
     ("plan", "text.json", 2),
+    ("peers", "--parameters 0", 2),
     ("plan", "bert-base --reserve 0 --plan plan.json", 1),
     ("platform check", "missing.toml", 2),
     ("platform check", "text", 1),
@@ -252,6 +253,7 @@ def test_json_is_a_flag_everywhere_and_prints_json_alone(files: Path) -> None:
         "paper coarse": "--only figure-8 --no-sensitivity --no-timeline",
         "paper memferry": "--models bert-base --no-rows --no-sensitivity",
         "paper smart-infinity": "--only table-1",
+        "peers": "--parameters 1000 --tensors 2 --steps 1 --only torch",
         "platform show": "axdimm",
         "rtl": "fp32_add",
         "storage check": None,
@@ -264,7 +266,7 @@ def test_json_is_a_flag_everywhere_and_prints_json_alone(files: Path) -> None:
             assert done.exit_code == 0, done.output
             assert json.loads(done.stdout), name
             printed += 1
-    assert printed == 9
+    assert printed == 10
 
 
 @pytest.mark.parametrize("name", ["COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"])
