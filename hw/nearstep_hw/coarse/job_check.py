@@ -5,7 +5,7 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
-from nearstep_hw.coarse.wire import MEMBER_BITS, JobLayout, ReduceOp, Wire
+from nearstep_hw.coarse.wire import MEMBER_BITS, JobLayout, Operation, Wire
 from nearstep_spec.coarse.config import (
     BEAT_BYTES,
     BEAT_ELEMENTS,
@@ -79,7 +79,7 @@ class JobCheck(wiring.Component):
         up = (job.elements + (BEAT_ELEMENTS - 1)) >> exact_log2(BEAT_ELEMENTS)
         formats = [Wire[name.upper()] for name in WIRE_FORMATS if name in self.config.wire_formats]
         known = Cat(job.wire == wire for wire in formats).any()
-        operation = Cat(job.operation == each for each in ReduceOp).any()
+        operation = Cat(job.operation == each for each in Operation).any()
         m.d.sync += [
             turns.eq(Cat(self.i_start, turns)),
             nbytes.eq(up << shift),

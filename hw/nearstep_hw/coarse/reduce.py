@@ -5,7 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.coarse import half
-from nearstep_hw.coarse.wire import ReduceOp, Wire
+from nearstep_hw.coarse.wire import Operation, Wire
 from nearstep_hw.fp import add, mul
 from nearstep_hw.fp.pipeline import Pipeline, Staged
 from nearstep_hw.stream.gearbox import PieceLayout
@@ -79,7 +79,7 @@ class Reduce(wiring.Component):
         super().__init__(
             {
                 "i": In(stream.Signature(ReduceLayout(config.alus))),
-                "i_operation": In(ReduceOp),
+                "i_operation": In(Operation),
                 "i_wire": In(Wire),
                 "i_scale": In(32),
                 "i_stop": In(1),
@@ -123,12 +123,12 @@ class Reduce(wiring.Component):
         early = self._flags(m, pipe, control, self._WIDE)
         late = self._flags(m, pipe, control, self._ADDED)
         final = self._flags(m, pipe, control, self._SCALED).final
-        maximum = self.i_operation == ReduceOp.MAX
+        maximum = self.i_operation == Operation.MAX
         scales = Signal()
         m.d.comb += [
             both.eq(early.receive & early.local),
             adds.eq(late.receive & late.local & ~maximum),
-            scales.eq(final & (self.i_operation == ReduceOp.AVERAGE)),
+            scales.eq(final & (self.i_operation == Operation.AVERAGE)),
         ]
         for lane in range(self.config.alus):
             a, b = self._operands(pipe, beat, lane)

@@ -19,7 +19,7 @@ MAP_BITS = 11
 """Entries, from the first missing one on, whose acceptance a header reports."""
 
 
-class ReduceOp(enum.Enum, shape=2):
+class Operation(enum.Enum, shape=2):
     """Operation of a job on the elements of all devices."""
 
     SUM = 0
@@ -55,7 +55,7 @@ class JobLayout(data.StructLayout):
                 "elements": ELEMENT_BITS,
                 "scale": 32,
                 "tag": TAG_BITS,
-                "operation": ReduceOp,
+                "operation": Operation,
                 "wire": Wire,
                 "beyond": 2,
             }
@@ -67,7 +67,7 @@ DESCRIPTION = data.StructLayout(
         "elements": ELEMENT_BITS,
         "scale": 32,
         "tag": TAG_BITS,
-        "operation": ReduceOp,
+        "operation": Operation,
         "wire": Wire,
         "members": MEMBER_BITS,
     }
