@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from functools import partial
 
 from nearstep.errors import ArgumentError
@@ -17,13 +18,8 @@ VARIABLE = "NEARSTEP_THREADS"
 many as this process has cores. Bits and cycles do not depend on it."""
 
 
-class _Share(threading.local):
-    """What of the threads the current one may use, where others simulate beside it."""
-
-    threads: int | None = None
-
-
-_share = _Share()
+_share: ContextVar[int | None] = ContextVar("share", default=None)
+"""Threads that the current one may use, where others simulate beside it."""
 _pool: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 
@@ -46,7 +42,8 @@ def simulation_threads() -> int:
 
 def shared(threads: int) -> int:
     """As many of `threads` as the current thread may use."""
-    return threads if _share.threads is None else min(threads, _share.threads)
+    share = _share.get()
+    return threads if share is None else min(threads, share)
 
 
 def once(call: Callable[[], object]) -> Callable[[], object]:
@@ -70,26 +67,22 @@ def at_once(calls: Sequence[Callable[[], object]]) -> None:
     errors: dict[int, Exception] = {}
 
     def work() -> None:
-        before = _share.threads
-        try:
-            _share.threads = max(1, total // threads)
-            while waiting:
-                try:
-                    index, call = waiting.popleft()
-                except IndexError:  # another thread was faster
-                    return
-                try:
-                    call()
-                except Exception as error:
-                    errors[index] = error
-        finally:
-            _share.threads = before
+        _share.set(max(1, total // threads))
+        while waiting:
+            try:
+                index, call = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                call()
+            except Exception as error:
+                errors[index] = error
 
     helpers: list[Future[None]] = []
     try:
         for _ in range(threads - 1):
-            helpers.append(_helpers().submit(work))
-        work()
+            helpers.append(_helpers().submit(copy_context().run, work))
+        copy_context().run(work)  # Ctrl-C at any bytecode leaves the caller's share as it is
     finally:
         waiting.clear()
         for each in helpers:
@@ -111,7 +104,7 @@ def _forget() -> None:
     """A child after `fork()` has none of the threads, and maybe a lock that nobody releases."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
-    _share.threads = None
+    _share.set(None)
 
 
 os.register_at_fork(after_in_child=_forget)

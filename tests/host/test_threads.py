@@ -8,11 +8,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext, suppress
 
 import pytest
 
+from nearstep import threads
 from nearstep.errors import ArgumentError
 from nearstep.threads import VARIABLE, at_once, shared, simulation_threads
+
+from ..interrupts import Interrupts
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +24,9 @@ def _two(monkeypatch):
     monkeypatch.setenv(VARIABLE, "2")
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 9])
-def test_every_call_is_made_once_and_the_first_error_is_raised(threads, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(threads))
+@pytest.mark.parametrize("count", [1, 2, 3, 9])
+def test_every_call_is_made_once_and_the_first_error_is_raised(count, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(count))
     made: list[int] = []
 
     def call(number):
@@ -52,6 +56,19 @@ def test_who_calls_beside_others_has_a_share_of_the_threads(monkeypatch):
     at_once([lambda: shares.append(shared(4))] * 9)
     assert shares == [2, 2, 4, *[1] * 9]
     assert (shared(4), shared(1)) == (4, 1)
+
+
+def test_ctrl_c_at_any_bytecode_leaves_the_share_of_the_caller(monkeypatch):
+    monkeypatch.setenv(VARIABLE, "4")
+    monkeypatch.setattr(threads, "_lock", nullcontext())  # Python takes a lock and enters at once
+    raised = 0
+    for at in range(1, 300):
+        interrupts = Interrupts(at)
+        with suppress(KeyboardInterrupt), interrupts.armed():
+            at_once([lambda: None] * 2)
+        raised += interrupts.where is not None
+        assert shared(4) == 4, interrupts.where
+    assert raised > 50
 
 
 def test_ctrl_c_waits_for_the_calls_that_go_on():
