@@ -71,6 +71,6 @@ def test_rows_of_the_checkout_reach_their_goals() -> None:
 def test_a_small_unit_is_placed_and_is_the_same_twice() -> None:
     first, again = (timing.measure("fp32_to_bf16", (1,)) for _ in range(2))
     assert first == again
-    assert first["fmax_mhz"] > timing.GOAL_MHZ
-    assert first["seeds"] == {"1": first["fmax_mhz"]}
+    row = read_rows(timing.FILE)[1]["fp32_to_bf16"]
+    assert first["seeds"] == {"1": first["fmax_mhz"]} == {"1": row["seeds"]["1"]}
     assert first["reports"]["1"]["path"]["stretches"]
