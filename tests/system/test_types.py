@@ -26,7 +26,7 @@ def programs() -> list[str]:
 
 @pytest.mark.deep
 def test_the_examples_pass_mypy(tmp_path: Path) -> None:
-    assert len(programs()) >= 6
+    assert programs()
     for number, text in enumerate(programs()):
         (tmp_path / f"example_{number}.py").write_text(text)
     done = subprocess.run(
