@@ -213,14 +213,9 @@ class ProcessorDevice(KernelDevice):
         drawn: Drawn | None,
     ) -> ProcessorRun:
         rule, config = arguments.form.rule, self.config
-        self.check_open(f"run {rule.name}")
-        self._check_form(arguments)
-        gradient.check(config)
+        buffers = self._check_update(arguments, states, g, gradient, copy_out)
         if isinstance(g, Pairs):
-            g.check(config)
             raise ArgumentError("gradients must be whole for the processor, not pairs")
-        copy_out.check(config)
-        buffers = self._checked_buffers(arguments.rule, states, g, None, gradient, copy_out)
         formats = {**config.rule_set.whole.formats, GRADIENT: gradient.format_of(g, config)}
         columns = Columns.of(rule, formats, stochastic=drawn is not None)
         index, seed = (0, 0) if drawn is None else (drawn.numbering.index, drawn.seed)

@@ -244,18 +244,11 @@ class UpdatingDevice(Device, ABC):
         drawn: Drawn | None,
     ) -> UpdateRun:
         """Check and start a rule."""
-        rule = arguments.rule
-        self.check_open(f"run {rule}")
-        self._check_form(arguments)
-        gradient.check(self.kernel_config)
-        copy_out.check(self.kernel_config)
+        rule, buffers = arguments.rule, self._check_update(arguments, states, g, gradient, copy_out)
         if self.kernel_config.gradient_scale:
             arguments = arguments.also(GRADIENT_SCALE, gradient.scale)
-        pairs, value = (g, g.value) if isinstance(g, Pairs) else (None, g)
-        if pairs is not None:
-            pairs.check(self.kernel_config)
-        buffers = self._checked_buffers(rule, states, value, pairs, gradient, copy_out)
         arguments.check()
+        pairs, value = (g, g.value) if isinstance(g, Pairs) else (None, g)
         return self._start(
             UpdateRun,
             rule,
@@ -274,6 +267,24 @@ class UpdatingDevice(Device, ABC):
                 drawn=drawn,
             ),
         )
+
+    def _check_update(
+        self,
+        arguments: RuleArguments,
+        states: Mapping[str, Buffer],
+        g: Buffer | Pairs,
+        gradient: Gradient,
+        copy_out: CopyOut,
+    ) -> dict[str, Buffer]:
+        """Check a run of a rule; return its buffers by array, p first."""
+        self.check_open(f"run {arguments.rule}")
+        self._check_form(arguments)
+        gradient.check(self.kernel_config)
+        copy_out.check(self.kernel_config)
+        pairs, value = (g, g.value) if isinstance(g, Pairs) else (None, g)
+        if pairs is not None:
+            pairs.check(self.kernel_config)
+        return self._checked_buffers(arguments.rule, states, value, pairs, gradient, copy_out)
 
     def _start(self, kind: type[Started], name: str, command: Command) -> Started:
         """Start a command on the channel of its buffers, if that is free."""
