@@ -44,7 +44,11 @@ CHUNK_BYTES = 1 << 22
 
 
 class Place(StrEnum):
-    """Places X and Y."""
+    """Places X and Y.
+
+    `GPU` is page-aligned memory of this process, which represents a GPU's, on machines with and
+    without one: CUDA is not used. Drives read into it and write from it without a copy.
+    """
 
     CPU = "CPU"
     AXDIMM = "AXDIMM"

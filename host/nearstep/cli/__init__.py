@@ -10,6 +10,7 @@ from typing import TextIO
 import typer
 
 from nearstep.cli import (
+    axdimm,
     cache,
     coarse,
     config,
@@ -52,7 +53,7 @@ def _app() -> typer.Typer:
 
     for module in (devices, doctor, offload, open_device, peers, plan, trace, registers):
         _command(app, module.__name__.rpartition(".")[2], module.command)
-    for group in (cache, coarse, config, paper, platform, storage):
+    for group in (axdimm, cache, coarse, config, paper, platform, storage):
         app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
     for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):
         _add(app, entry)

@@ -69,12 +69,22 @@ def _program(
     return Finding(name, used_for, needed, version, remedy)
 
 
+def compiler() -> list[str]:
+    """The C++ compiler as a command: `$CXX`, such as `ccache g++`, or `g++`.
+
+    Raises
+    ------
+    ValueError : the variable is no command.
+    """
+    return shlex.split(os.environ.get("CXX", "")) or ["g++"]
+
+
 def _compiler() -> Finding:
     """Find the C++ compiler; one that is too old or fails to start is a fault."""
     used_for, remedy = "Verilated models, C++ kernels", "install a C++20 compiler: g++ 11 or newer"
     given = os.environ.get("CXX") or "g++"
     try:
-        command = shlex.split(given) or ["g++"]
+        command = compiler()
     except ValueError as error:
         return Finding(given, used_for, True, None, f"CXX is no command ({error}); {remedy}")
     version = _first_line([*command, "--version"])
