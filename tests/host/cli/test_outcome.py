@@ -32,6 +32,7 @@ VIOLATION = """# nearstep DDR4 command trace 1
 
 STATUSES = (
     ("area", "--json --md", 2),
+    ("axdimm library", "-o text/folder", 2),
     ("bitstream", "nosuch", 2),
     ("bitstream", "ulx3s_85f --memory none", 2),
     ("cache", "--nosuch", 2),
