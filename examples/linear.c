@@ -11,7 +11,7 @@
 
 #include "axdimm.h"
 
-enum { WEIGHTS = 100, SAMPLES = 64, STEPS = 30, NBYTES = WEIGHTS * sizeof(float) };
+enum { WEIGHTS = 96, SAMPLES = 64, STEPS = 30, NBYTES = WEIGHTS * sizeof(float) };
 
 static float inputs[SAMPLES][WEIGHTS], targets[SAMPLES];
 static AxdimmRuntime *runtime;

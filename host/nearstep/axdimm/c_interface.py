@@ -53,13 +53,12 @@ MESSAGE_BYTES = 4095
 """Most bytes of a message, in UTF-8."""
 
 DEVICE_BASE, SPACING = 1 << 63, 1 << 20
-"""Addresses of AXDIMM and NVMe memory, which no program can dereference: each allocation begins at a
-multiple of `SPACING`, at least as many bytes behind the one before it. None is used twice.
+"""Addresses of AXDIMM and NVMe memory, which no program can dereference: each allocation begins at
+a multiple of `SPACING`, with a gap before it. None is used twice.
 """
 
-_addresses = itertools.count(DEVICE_BASE, SPACING)
 _handles = itertools.count(1)
-_issued = 0
+_issued, _next_address = 0, DEVICE_BASE + SPACING
 _sessions: dict[int, _Session] = {}
 _lock = threading.Lock()
 
@@ -111,12 +110,7 @@ class _Session:
         with self.lock:
             pointer = self.runtime.MallocX(nbytes, chosen, on=PLACES[x])
             array = pointer.allocation.array
-            if array is None:
-                address = next(_addresses)
-                for _ in range(-(-nbytes // SPACING)):
-                    next(_addresses)
-            else:
-                address = array.ctypes.data
+            address = _reserve(nbytes) if array is None else int(array.ctypes.data)
             self.allocations[address] = pointer
         ctypes.c_uint64.from_address(ptr).value = address
 
@@ -156,9 +150,12 @@ class _Session:
 
     def RunAdamOnAxdimmAsync(self, *arguments: Any) -> None:
         *addresses, nparams, lr, beta1, beta2, eps, weight_decay, t, channel, out = arguments
-        pointers = [self._pointer(name, each) for name, each in zip("pmvg", addresses, strict=True)]
+        p, m, v, g = (self._pointer(*each) for each in zip("pmvg", addresses, strict=True))
         run = self.runtime.RunAdamOnAxdimmAsync(
-            *pointers,
+            p,
+            m,
+            v,
+            g,
             nparams,
             t=t,
             channel=channel,
@@ -202,7 +199,7 @@ class _Session:
                 pointer: Pointer = self.allocations[base]
                 limit = pointer.allocation.nbytes + (address >= DEVICE_BASE)  # its end is a pointer
                 if address - base < limit:
-                    return pointer + (address - base)
+                    return pointer + int(address - base)
                 break
         if address >= DEVICE_BASE:
             raise ArgumentError(f"{what} must be in an allocation that was not freed: {address:#x}")
@@ -221,9 +218,6 @@ class _Session:
         if pointer is None:
             raise ArgumentError(f"{what} must be of MallocX, not {address:#x}")
         return pointer
-
-
-FUNCTIONS = {name for name in vars(_Session) if not name.startswith("_")}
 
 
 def call(function: str, handle: int, *arguments: Any) -> tuple[int, str]:
@@ -253,6 +247,14 @@ def _open(device: bytes | None, out: int) -> None:
         _issued = handle = next(_handles)
         _sessions[handle] = session
     ctypes.c_uint64.from_address(out).value = handle
+
+
+def _reserve(nbytes: int) -> int:
+    global _next_address
+    with _lock:
+        address = _next_address
+        _next_address += (nbytes // SPACING + 2) * SPACING
+    return address
 
 
 def _session(function: str, handle: int) -> _Session:
