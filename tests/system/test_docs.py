@@ -236,6 +236,7 @@ def commands() -> Iterator[tuple[Path, str]]:
 def test_commands_of_the_pages_run_in_a_fresh_checkout(tmp_path: Path) -> None:
     """Without an activated environment; each starts what is there."""
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    built: set[str] = set()
     checks = 0
     for page, line in commands():
         words = shlex.split(line, comments=True)
@@ -249,6 +250,12 @@ def test_commands_of_the_pages_run_in_a_fresh_checkout(tmp_path: Path) -> None:
             assert words[1:3][0] == "--board", (page, line)
         elif words[0] == "dfu-util":
             assert words[1:4] == ["-a", "0", "-D"], (page, line)
+        elif words[0] == "gcc":
+            (source,) = (word for word in words if word.endswith(".c"))
+            assert (ROOT / source).exists(), (page, line)
+            built.add(words[words.index("-o") + 1])
+        elif words[0].startswith("build/"):
+            assert words[0] in built, (page, line)
         elif words[0] == ".venv/bin/torchrun":
             (script,) = (word for word in words if word.endswith(".py"))
             assert (ROOT / script).exists(), (page, line)
