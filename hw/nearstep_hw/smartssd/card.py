@@ -20,8 +20,8 @@ class SmartssdCard(wiring.Component):
 
     The update kernel and the BAR share the DRAM burst by burst, so the host and the drive can
     access it at any time: while a subgroup is updated, the next one is written to another set of
-    buffers and the last one is read from a third. The BAR has priority: its bandwidth is far below that of the DRAM, and
-    the kernel prefetches. The host must not access the arrays of a run.
+    buffers and the last one is read from a third. The BAR has priority: its bandwidth is far below
+    that of the DRAM, and the kernel prefetches. The host must not access the arrays of a run.
 
     Flat Verilog ports, with the defaults:
 
