@@ -82,7 +82,6 @@ REFUSED = {
     "paper axdimm": {
         "--models gpt3-large,gpt4": "gpt4",
         "--policy random": "random",
-        "--no-kernel --rtl-updates": "omit --no-kernel",
         "--picture x.docx": ".docx",
         "--output x.json --trace t.json --picture x.docx": ".docx",
         "--output /dev/null/x.json": "/dev/null/x.json",
