@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -49,12 +49,17 @@ def axdimm(
     kernel: Annotated[
         bool, typer.Option("--kernel/--no-kernel", help="Measure Table 5 on the RTL.")
     ] = True,
+    rtl_updates: Annotated[
+        bool, typer.Option("--rtl-updates", help="In Table 6 the DIMM updates at the RTL's rate.")
+    ] = False,
 ) -> None:
     """Table 5 (rate of the kernel) and Table 6 (training of five GPT models) of AXDIMM."""
     names = chosen(models, axdimm_training.TABLE_6, "--models")
     if policy not in axdimm_training.POLICIES:
         expected = " or ".join(axdimm_training.POLICIES)
         raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
+    if rtl_updates and not kernel:
+        raise typer.BadParameter("needs Table 5: omit --no-kernel", param_hint="--rtl-updates")
     outputs = Outputs(as_json, as_csv, output, bars)
     outputs.check(trace=trace, picture=image)
     rates: list[Rate] = []
@@ -69,8 +74,11 @@ def axdimm(
             core = axdimm_kernel.this_core()
             rates += [core] if core else []
             progress("Table 6")
+        options: dict[str, Any] = {"policy": policy}
         printed = {name: axdimm_training.TABLE_6[name] for name in names}
-        for each in axdimm_training.table_6(printed, policy=policy):
+        rtl = next(each for each in rates if each.kind == "measured") if rtl_updates else None
+        options["updates_per_s"] = rtl and rtl.achieved
+        for each in axdimm_training.table_6(printed, **options):
             found.append(each)
             progress("Table 6")
     rows = [*axdimm_kernel.rows(rates), *(row for each in found for row in each.rows())]
@@ -82,10 +90,10 @@ def axdimm(
         },
     }
     table_5 = table("Table 5: million parameters a second", map(_in_millions, rates), RATES)
-    inputs = axdimm_training.INPUTS
+    inputs = axdimm_training.inputs(rtl)
     give(axdimm_training, [*labelled(rows, inputs)], inputs, results, [table_5], outputs)
     if trace is not None or image is not None:
-        case = axdimm_training.AxdimmCase(model=names[0], platform="axdimm", policy=policy)
+        case = axdimm_training.AxdimmCase(model=names[0], platform="axdimm", **options)
         timeline = case.timeline()
         title = f"{names[0]} on the AXDIMM, {timeline.seconds or 0.0:.2f} s, modelled"
         write_timeline(timeline, trace, image, title, links=False)

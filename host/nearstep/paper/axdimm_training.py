@@ -13,10 +13,11 @@ machine. Inputs beyond the paper and datasheets:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.rows import Input, Row, row
 from nearstep.plan.iteration import Iteration, Iterations, Limits, Roles
 from nearstep.plan.pieces import ELEMENT_BYTES, Item, Layer, Piece, cut
@@ -95,6 +96,12 @@ DRIVES_BYTES_PER_S = 2.034e9
 """Rate of both drives, both ways: with it the forward pass of `FITTED_ON` on the baseline takes the
 printed time."""
 
+PRINTED_UPDATES = Input(
+    name="updates of the DIMM",
+    value="789.38 MP/s",
+    label="paper",
+    source="Table 5, both channels; --rtl-updates has the rate of the RTL",
+)
 INPUTS = (
     Input(
         name="both drives together, both ways",
@@ -122,6 +129,8 @@ INPUTS = (
         label="chosen",
         source="datasheet of the V100, fp32, at its peak",
     ),
+    PRINTED_UPDATES,
+    Input(name="updates of a core", value="140.32 MP/s", label="paper", source="Table 5"),
 )
 
 
@@ -134,6 +143,7 @@ class AxdimmCase:
     model : of Table 4.
     platform : `baseline` or `axdimm`.
     policy : `updated_first`, as in section 5.3, or `belady`.
+    updates_per_s : parameters that both channels of the DIMM update in a second; None: the paper's.
     """
 
     model: str
@@ -141,6 +151,7 @@ class AxdimmCase:
     drives_bytes_per_s: float = DRIVES_BYTES_PER_S
     limits: Limits = field(default_factory=Limits)
     policy: str = "updated_first"
+    updates_per_s: float | None = None
 
     @cached_property
     def machine(self) -> Platform:
@@ -206,7 +217,8 @@ class AxdimmCase:
     def roles(self) -> Roles:
         machine = self.machine
         if self.platform == "axdimm":
-            rate = float(machine.dimms["axdimm"].adam_params_per_s) / CHANNELS
+            printed = float(machine.dimms["axdimm"].adam_params_per_s)
+            rate = (self.updates_per_s or printed) / CHANNELS
             memory = tuple(f"axdimm.{channel}" for channel in range(CHANNELS))
         else:
             rate = float(machine.processors["cpu"].adam_params_per_s or 0)
@@ -289,6 +301,15 @@ class Comparison:
             yield row(f"{self.model}: speedup, {name}", "Table 6", "x", paper, here, mean=True)
         peak = self.peak_on_drives / 1e9
         yield row(f"{self.model}: peak NVMe usage", "Table 6", "GB", self.printed.peak_gb, peak)
+
+
+def inputs(rtl: Rate | None) -> Sequence[Input]:
+    """Return the inputs, with the DIMM's updates at a rate measured on the RTL if there is one."""
+    if rtl is None:
+        return INPUTS
+    value, source = f"{rtl.achieved / 1e6:.2f} MP/s", f"measured: {rtl.source}"
+    measured = replace(PRINTED_UPDATES, value=value, label="chosen", source=source)
+    return [measured if each is PRINTED_UPDATES else each for each in INPUTS]
 
 
 def table_6(models: Mapping[str, Printed] = TABLE_6, **options: object) -> Iterator[Comparison]:

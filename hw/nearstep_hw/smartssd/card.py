@@ -19,9 +19,9 @@ class SmartssdCard(wiring.Component):
     """A card behind its PCIe endpoint; the top for synthesis.
 
     The update kernel and the BAR share the DRAM burst by burst, so the host and the drive can
-    access it at any time: while a subgroup is updated, the next one is written to the other buffer
-    and the last one is read. The BAR has priority: its bandwidth is far below that of the DRAM, and
-    the kernel prefetches. The host must not access the arrays of a run.
+    access it at any time: while a subgroup is updated, the next one is written to another set of
+    buffers and the last one is read from a third. The BAR has priority: its bandwidth is far below
+    that of the DRAM, and the kernel prefetches. The host must not access the arrays of a run.
 
     Flat Verilog ports, with the defaults:
 

@@ -353,6 +353,12 @@ def test_plans_and_profiles_of_another_model_are_refused() -> None:
         (ArgumentError, "plan must be a Plan, not str", {"plan": "DHA"}),
         (ArgumentError, "profile must be a Profile, not dict", {"profile": {}}),
         (ArgumentError, "for policy memferry", {"plan": plan, "policy": "prefetch"}),
+        (ArgumentError, "for policy memferry", {"reserve": 0.5, "policy": "prefetch"}),
+        (ArgumentError, "without a plan", {"reserve": 0.5, "plan": plan}),
+        (ArgumentError, "from 0 to 1, not 1.5", {"reserve": 1.5}),
+        (ArgumentError, "from 0 to 1, not nan", {"reserve": float("nan")}),
+        (ArgumentError, "from 0 to 1, not True", {"reserve": True}),
+        (ArgumentError, "from 0 to 1, not '25%'", {"reserve": "25%"}),
         (FingerprintError, model_fingerprint(model), {"plan": places(other, good)}),
         (FingerprintError, model_fingerprint(other), {"profile": profile_of(other)}),
         (PlanError, "layer 6: layer must be", {"plan": places(model, {**good, "6": DIRECT})}),
@@ -363,7 +369,34 @@ def test_plans_and_profiles_of_another_model_are_refused() -> None:
     ):
         refused(kind, text, **options)
         checked += 1
-    assert checked == 12
+    assert checked == 18
+
+
+@pytest.mark.parametrize("profiled", [True, False])
+def test_a_reserve_is_the_share_of_gradients_that_the_compute_device_keeps(profiled: bool) -> None:
+    """Also in the plan that the first step makes."""
+    plain, plain_optimizer = stack()
+    for _ in range(3):
+        step(plain, plain_optimizer)
+    written = []
+    for reserve in (0.0, 0.5, 1.0, None):
+        model, optimizer = stack()
+        options: dict[str, Any] = {} if reserve is None else {"reserve": reserve}
+        if profiled:
+            options["profile"] = profile_of(model)
+        budget = 30 * LAYER
+        with nearstep.offload(
+            model, optimizer, budget=budget, policy="memferry", **options
+        ) as engine:
+            for _ in range(3):
+                step(model, optimizer)
+            assert engine.plan is not None
+            assert engine.plan.reserve == (1.0 if reserve is None else reserve)
+            written.append(sum(each.write for each in engine.plan.layers.values()))
+            assert bits(model.state_dict()) == bits(plain.state_dict())
+    assert written[0] == COUNT
+    assert COUNT > written[1] >= COUNT / 2
+    assert written[2] == written[3] < COUNT / 2
 
 
 def test_a_layer_that_no_plan_can_keep_out_of_the_budget_is_named() -> None:

@@ -9,6 +9,7 @@ from nearstep.paper.axdimm_training import (
     TABLE_6,
     AxdimmCase,
     Comparison,
+    inputs,
     table_6,
 )
 from nearstep.paper.rows import errors, labelled
@@ -46,6 +47,19 @@ def test_the_smallest_model_is_within_a_tenth() -> None:
         row.name for row in (*totals, *reversed(speedups))
     ]
     assert rows["gpt3-large: peak NVMe usage"].kind == "input"
+    case = AxdimmCase(model="gpt3-large", platform="axdimm", updates_per_s=838.17e6)
+    plan, timeline = case.run()
+    faster = plan.times(timeline)[-1]
+    assert faster.backward_s < found.axdimm.backward_s
+    assert faster.forward_s == pytest.approx(found.axdimm.forward_s)
+
+
+def test_the_inputs_name_the_rate_of_the_rtl() -> None:
+    rtl = kernel.Rate("AXDIMM", "measured", 914.29e6, 838.17e6, "a test")
+    changed = [each for each in inputs(rtl) if each not in INPUTS]
+    assert [(each.name, each.value) for each in changed] == [("updates of the DIMM", "838.17 MP/s")]
+    assert changed[0].source == "measured: a test"
+    assert inputs(None) is INPUTS
 
 
 def test_the_peak_of_the_drives_comes_out_as_it_was_put_in() -> None:

@@ -22,6 +22,7 @@ def plan_for(
     budget: int,
     plan: Plan | None = None,
     profile: Profile | Profiling | None = None,
+    reserve: float = 1.0,
 ) -> Plan | None:
     """Return a plan checked against a model; None if the model must be profiled first.
 
@@ -30,6 +31,7 @@ def plan_for(
     budget : bytes of device memory, for a new plan.
     plan : plan to check; None: make one with the planner from the profile.
     profile : if given with a plan, the plan is checked against it.
+    reserve : as of `nearstep.memferry.planner.make`, for a new plan.
 
     Raises
     ------
@@ -51,7 +53,7 @@ def plan_for(
             raise FingerprintError(expected, each.fingerprint)
     if plan is None:
         assert profile is not None, "one of them is given"
-        plan = planner.make(profile, budget=budget).plan
+        plan = planner.make(profile, budget=budget, reserve=reserve).plan
     elif profile is not None:
         names = [layer.name for layer in profile.layers]
         if [*plan.layers] != names:

@@ -82,6 +82,7 @@ class Engine:
         updates: Updates,
         plan: Plan | None = None,
         profile: Profile | Profiling | None = None,
+        reserve: float = 1.0,
     ) -> None:
         self.closed = True  # until all is made
         model, self._wrapper = unwrapped(model)
@@ -96,7 +97,10 @@ class Engine:
         parameters = list(self._names.parameters)
         self._bytes = sum(each.numel() * each.element_size() for each in parameters)
         self.budget = budget_bytes(budget, self._bytes)
-        self.plan = plan_for(model, self.budget, plan, profile) if policy == "memferry" else None
+        self._reserve = reserve
+        self.plan = None
+        if policy == "memferry":
+            self.plan = plan_for(model, self.budget, plan, profile, reserve)
         self.profile = profile if isinstance(profile, Profile) else None
         self.shadow: Shadow | None = None
         places = {} if self.plan is None else self._in_place(self.plan)
@@ -423,7 +427,7 @@ class Engine:
         if found is None:
             return None
         self.profile = found
-        return plan_for(self._model, self.budget, profile=found)
+        return plan_for(self._model, self.budget, profile=found, reserve=self._reserve)
 
     def _end_watch(self) -> None:
         if self._space.watch is not None:

@@ -27,6 +27,7 @@ def _offload(
     updates: Updates = "at-step",
     plan: Plan | None = None,
     profile: Profile | Profiling | None = None,
+    reserve: float | None = None,
 ) -> Engine:
     """Offload a model: fetch each parameter before use and free it afterwards.
 
@@ -62,6 +63,8 @@ def _offload(
     plan, profile : of the model, with policy `memferry`; without a plan, the planner makes one from
         the profile within the budget. Without both, the first step runs as with `prefetch` and is
         profiled; its plan applies from the end of that step. A `Profiling` names the machine.
+    reserve : with policy `memferry` and without a plan: share of the gradients' bytes, from 0 to 1,
+        that memory of the compute device may keep; the default is 1.
 
     Raises
     ------
@@ -77,6 +80,12 @@ def _offload(
         raise ArgumentError(f"updates must be one of {get_args(Updates)}, not {updates!r}")
     if policy != "memferry" and (plan is not None or profile is not None):
         raise ArgumentError(f"plan and profile are for policy memferry, not {policy!r}")
+    if reserve is not None:
+        if policy != "memferry" or plan is not None:
+            raise ArgumentError("reserve is for policy memferry without a plan, which has its own")
+        number = isinstance(reserve, int | float) and not isinstance(reserve, bool)
+        if not number or not 0 <= reserve <= 1:
+            raise ArgumentError(f"reserve must be a share from 0 to 1, not {reserve!r}")
     if not isinstance(model, nn.Module):
         raise ArgumentError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     found = check_optimizer(optimizer)
@@ -84,7 +93,16 @@ def _offload(
         if isinstance(parameter, OffloadedParameter) and waiting_copy(parameter) is None:
             raise ParameterError("a parameter of the model", "with no engine yet", "offloaded")
     with torch.inference_mode(False):  # so that the engine makes no inference tensors
-        return Engine(model, found, budget, policy, updates, plan, profile)
+        return Engine(
+            model,
+            found,
+            budget,
+            policy,
+            updates,
+            plan,
+            profile,
+            reserve=1.0 if reserve is None else reserve,
+        )
 
 
 class Offload:
