@@ -109,7 +109,7 @@ class StepExecutor:
                     return None
                 begin = partial(self.begin, begun)
                 add = partial(operations.update, work=work, factor=factor, begin=begin)
-                self.execute(operations, range(max(map(len, work), default=0)), add)
+                self.execute(operations, begun, range(max(map(len, work), default=0)), add)
         finally:
             self.timeline = Timeline.joined(self._timelines) if self._timelines else None
             self._timelines.clear()
@@ -123,18 +123,23 @@ class StepExecutor:
     def execute(
         self,
         operations: StepOperations,
+        begun: Sequence[AcceleratedRuns],
         numbers: Sequence[int] = (),
         add: Callable[[int], Sequence[Operation]] = lambda _: (),
     ) -> None:
         """Run the operations of the graph, and those of pieces of these numbers, which are added
         when the home has room for them.
 
+        Parameters
+        ----------
+        begun : runs are appended when they begin.
+
         Raises
         ------
         Exception : that of the operation which failed first, with a note about the others.
         """
         home = self.home
-        execution = Execution(operations.graph, self._clock)
+        execution = Execution(operations.graph, self._clock, begun)
         ahead = len(numbers) if home.ahead is None else home.ahead
         added = [add(each) for each in numbers[:ahead]]
         operations.fetch_late()
@@ -196,7 +201,7 @@ class StepExecutor:
         """
         begun: list[AcceleratedRuns] = []
         numbers = operations.scan(launches, partial(self.begin, begun))
-        self.execute(operations)
+        self.execute(operations, begun)
         operations.scanned()
         runs = [cast(ScanRun, run) for each in begun for run in each.runs]
         left = {channel: iter(own) for channel, own in numbers.items()}

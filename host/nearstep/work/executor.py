@@ -83,11 +83,16 @@ class Execution:
     Parameters
     ----------
     graph : operations may be added at its end.
+    begun : completions that actions append when they begin; an abort ends those as well, since an
+        exception can be raised before the action returns.
     """
 
-    def __init__(self, graph: Sequence[Operation], clock: Clock) -> None:
+    def __init__(
+        self, graph: Sequence[Operation], clock: Clock, begun: Sequence[Completion] = ()
+    ) -> None:
         self._graph = graph
         self._clock = clock
+        self._begun = begun
         self._users: list[list[int]] = []  # of each operation that has been admitted
         self._missing: list[int] = []
         self._ended: set[int] = set()
@@ -370,16 +375,17 @@ class Execution:
         every = self._running | self._unclocked | self._modelled
         if self._starting is not None and self._starting.completion is not None:
             every.setdefault(self._starting.operation.index, self._starting)
-        for each in every.values():
-            while each.completion is not None:
+        known = [(str(each.operation), each.completion) for each in every.values()]
+        for name, completion in [*known, *(("a run", each) for each in self._begun)]:
+            while completion is not None:
                 try:
-                    each.completion.abort()
+                    completion.abort()
                 except BaseException as second:  # a second Ctrl-C: the others still have to end
-                    error.add_note(f"then, when {each.operation} was to be ended: {second!r}")
+                    error.add_note(f"then, when {name} was to be ended: {second!r}")
                     if isinstance(second, KeyboardInterrupt):
                         continue  # else a drive or a kernel could access memory that is used next
                 break
-        names = [str(each.operation) for each in every.values()]
+        names = [name for name, _ in known]
         error.add_note(f"under way: {some(names)}; not run: {some(self._not_run())}")
 
     def _not_run(self) -> list[str]:

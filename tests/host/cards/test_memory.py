@@ -1,5 +1,5 @@
 """What a process holds of a model whose state is on the drives of cards: subgroups, whatever the
-size of the model."""
+size of the model, and the bounce buffers of the drives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from nearstep.storage.bounces import BOUNCE_BYTES
 
 SUBGROUP = 1 << 20
 HELD = 3 * 16 * SUBGROUP
@@ -36,8 +38,9 @@ def test_a_process_holds_three_subgroups_of_models_of_several_sizes(
     counts = (16 << 20, 32 << 20, 48 << 20)
     found = [held(count, cards, tmp_path / str(count)) for count in counts]
     ragged = held(36 << 20, cards, tmp_path / "ragged")  # of parameters of 4.5 subgroups
-    print(f"held {found} and {ragged} bytes, of {HELD * cards}")
-    # What comes of two cards is put to its places, 1 MiB at a time; gradients are cut up.
-    assert max(*found, ragged) <= (1.1 if cards == 1 else 1.25) * HELD * cards
-    assert max(found) <= 1.05 * min(found)
+    subgroups, bounces = HELD * cards, BOUNCE_BYTES * cards
+    print(f"held {found} and {ragged} bytes, of {subgroups} and {bounces}")
+    # Results of two cards are interleaved on the host, 1 MiB at a time; gradients are split.
+    assert max(*found, ragged) <= (1.05 if cards == 1 else 1.2) * subgroups + bounces
+    assert max(found) <= min(found) + bounces
     assert max(found) < 12 * counts[-1] / 3

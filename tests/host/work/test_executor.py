@@ -14,7 +14,7 @@ from nearstep.backends.base import Ended
 from nearstep.errors import ArgumentError, DeviceError
 from nearstep.work.clock import QUANTUM_CYCLES, Clock
 from nearstep.work.errors import WorkError
-from nearstep.work.executor import execute
+from nearstep.work.executor import Execution, execute
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Transfer
 from nearstep.work.timeline import Timeline
@@ -306,6 +306,22 @@ def test_an_interrupt_aborts_what_is_under_way_and_says_what_was_not_run():
         execute(failing(backend, interrupted), Clock([backend]))
     assert backend.log[-1] == "abort beside at 10"
     assert caught.value.__notes__ == ["under way: 1: beside; not run: 3: behind, 4: later"]
+
+
+def test_an_interrupt_between_begin_and_return_of_an_action_aborts_what_has_begun():
+    """The execution has no completion of the operation yet."""
+    backend, begun, graph = FakeBackend(), [], Graph()
+
+    def interrupted():
+        begun.append(FakeWork(backend, "begun", 50))
+        raise KeyboardInterrupt
+
+    graph.add("first", "r", action=interrupted)
+    execution = Execution(graph, Clock([backend]), begun)
+    with pytest.raises(KeyboardInterrupt):
+        execution.admit()
+    assert backend.log[-1] == "abort begun at 0"
+    assert begun[0].aborted
 
 
 def test_work_on_a_device_is_aborted_however_often_that_is_interrupted():

@@ -62,9 +62,9 @@ def memory(card: SmartssdDevice, address: int, nbytes: int) -> Bytes:
 
 @pytest.mark.parametrize("name", SIMS)
 def test_a_subgroup_comes_and_goes_while_the_other_is_updated(name):
-    """Kernel, reads and writes overlap; each has its bits."""
+    """Kernel, reads and writes of a full-duplex drive overlap; each has its bits."""
     alone: dict[str, int] = {}
-    with opened(name, **BOTH) as card:
+    with opened(name, **BOTH, drive_duplex="full") as card:
         work = Job(card, 8000, 1)
         alone["kernel"] = work.start().wait().cycles
         coming, going = card.alloc(4000), card.alloc(4000)
