@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, Self
 
@@ -95,7 +94,7 @@ def accumulate(
         for g in others
     ]
     starts.append(partial(last, total))
-    return AcceleratedRuns(starts[0](), starts[1:], ExitStack())
+    return AcceleratedRuns(starts).start()
 
 
 class StoredParameters:

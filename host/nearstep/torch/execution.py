@@ -6,7 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from typing import cast
 
@@ -171,13 +171,13 @@ class StepExecutor:
     ) -> AcceleratedRuns:
         """Give a channel to its kernel for some runs, one after the other, and append them to
         `begun`."""
-        first, *others = starts
-        with ExitStack() as inside:
-            inside.enter_context(self._timed())
-            inside.enter_context(self._device.acceleration(channel))
-            bound = self._settings.max_cycles
-            begun.append(AcceleratedRuns(first(), others, inside.pop_all(), bound))
-            return begun[-1]
+        runs = AcceleratedRuns(starts, self._settings.max_cycles)
+        begun.append(runs)  # first: after an interrupt the execution finds the runs there
+        try:
+            return runs.start(self._timed(), self._device.acceleration(channel))
+        except Exception:
+            begun.remove(runs)
+            raise
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -185,7 +185,7 @@ class Stepper:
                 if isinstance(item.resident, FlatBucket):
                     item.resident.count_step()
         except BaseException as error:
-            if begun:
+            if any(each.has_begun for each in begun):
                 table.interrupt([item.resident for item in items], error)
             raise
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Self
 
 from nearstep.backends.base import Completion, Poll
@@ -18,27 +18,37 @@ class AcceleratedRuns(Completion):
 
     Parameters
     ----------
-    starts : each starts another run.
-    mode : returns the channel to the host.
+    starts : each starts a run; at least one.
     max_cycles : bound on each run. None: that of the run.
 
     Attributes
     ----------
     runs : that have been started.
+    has_begun : the first run may have been started.
     """
 
-    def __init__(
-        self,
-        first: Run,
-        starts: Iterable[Callable[[], Run]],
-        mode: ExitStack,
-        max_cycles: int | None = None,
-    ) -> None:
+    def __init__(self, starts: Iterable[Callable[[], Run]], max_cycles: int | None = None) -> None:
         self._starts = list(starts)
         self._max_cycles = max_cycles
-        self._mode = mode
-        self._runs = [first]
-        self.backend = first.backend
+        self._mode = ExitStack()
+        self._runs: list[Run] = []
+        self.has_begun = False
+
+    def start(self, *contexts: AbstractContextManager[None]) -> Self:
+        """Enter the contexts, whose exits return the channel to the host, and start the first run;
+        an error exits them."""
+        with ExitStack() as failed:
+            failed.push(self._mode)
+            for each in contexts:
+                self._mode.enter_context(each)
+            self.has_begun = True
+            self._start_next()
+            failed.pop_all()
+        self.backend = self._runs[0].backend
+        return self
+
+    def _start_next(self) -> None:
+        self._runs.append(self._starts.pop(0)())
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -49,7 +59,7 @@ class AcceleratedRuns(Completion):
         while self._runs[-1].ended:
             if not self._starts or self._runs[-1].error is not None:
                 return True
-            self._runs.append(self._starts.pop(0)())
+            self._start_next()
         return False
 
     @property
@@ -93,6 +103,7 @@ class AcceleratedRuns(Completion):
     def abort(self, max_cycles: int | None = None) -> None:
         self._starts.clear()
         try:
-            self._runs[-1].abort(max_cycles)
+            for last in self._runs[-1:]:  # none if an exception came first
+                last.abort(max_cycles)
         finally:
             self._mode.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 from nearstep.backends.base import Backend
 from nearstep.buffer import Buffer
@@ -117,9 +117,7 @@ class KernelDevice(UpdatingDevice):
         ArgumentError, ModeError, WaitTimeoutError, KernelError, MemoryFaultError, ProtocolError,
             ClosedDeviceError : as `acceleration`, and as `start`.
         """
-        with ExitStack() as mode:
-            mode.enter_context(self.acceleration(channel))
-            return AcceleratedRuns(start(), (), mode.pop_all())
+        return AcceleratedRuns([start]).start(self.acceleration(channel))
 
     @contextmanager
     def reserved(self) -> Iterator[None]:

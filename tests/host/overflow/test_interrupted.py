@@ -10,7 +10,7 @@ import pytest
 
 from nearstep.torch.errors import InterruptedStepError
 
-from ...interrupts import Interrupts
+from ...interrupts import PACKAGE, Interrupts
 from .jobs import HOMES, Drives, Job, drives, everything
 
 JOB = Job([(40, 16), (16,), (30, 20)])
@@ -34,12 +34,12 @@ def begun(kind: str, on: Drives, **more: Any) -> tuple[list[Any], Any]:
     return JOB.trained(url, drives=on.store, **options, **more)
 
 
-def interrupted(kind: str, at: int) -> str | None:
-    """The second step is interrupted at a bytecode; where."""
+def interrupted(kind: str, at: int, within: str) -> str | None:
+    """The second step is interrupted at a bytecode of these files; where."""
     with drives() as on:
         parameters, optimizer = begun(kind, on)
         JOB.step(optimizer, parameters, 0)
-        interrupts = Interrupts(at)
+        interrupts = Interrupts(at, within)
         try:
             with interrupts.armed():
                 JOB.step(optimizer, parameters, 1)
@@ -66,24 +66,40 @@ def interrupted(kind: str, at: int) -> str | None:
     return where
 
 
-def campaign(kind: str, count: int, seed: int) -> None:
+def campaign(kind: str, count: int, seed: int, within: str = PACKAGE) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     with drives() as on:
         parameters, optimizer = begun(kind, on)
         JOB.step(optimizer, parameters, 0)
-        interrupts = Interrupts()
+        interrupts = Interrupts(within=within)
         with interrupts.armed():
             JOB.step(optimizer, parameters, 1)
     places = [rng.randrange(1, interrupts.count) for _ in range(count)]
-    places += [interrupts.count - rng.randrange(COMMIT) for _ in range(count)]
-    found = [interrupted(kind, at) for at in places]
+    if within == PACKAGE:
+        places += [interrupts.count - rng.randrange(COMMIT) for _ in range(count)]
+    found = [interrupted(kind, at, within) for at in places]
     assert sum(where is not None for where in found) >= count / 2  # a step takes no fixed course
 
 
 @pytest.mark.parametrize("kind", HOMES)
 def test_a_step_that_is_interrupted_was_made_or_not(kind: str) -> None:
     campaign(kind, 4, seed=3)
+
+
+@pytest.mark.parametrize("file", ["updater/accelerated.py", "torch/execution.py"])
+@pytest.mark.parametrize("kind", HOMES)
+def test_a_step_that_is_interrupted_while_runs_begin_was_made_or_not(kind: str, file: str) -> None:
+    campaign(kind, 2, seed=5, within=PACKAGE + file)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("file", ["updater/accelerated.py", "torch/execution.py"])
+@pytest.mark.parametrize("kind", HOMES)
+def test_a_step_that_is_interrupted_wherever_runs_begin_was_made_or_not(
+    kind: str, file: str
+) -> None:
+    campaign(kind, 60, seed=6, within=PACKAGE + file)
 
 
 @pytest.mark.deep
