@@ -67,7 +67,7 @@ class StepExecutor:
         Parameters
         ----------
         plan : its items are ready.
-        begun : runs of the rules are appended when they begin on a channel.
+        begun : runs of the rules are appended.
 
         Returns
         -------
@@ -132,7 +132,7 @@ class StepExecutor:
 
         Parameters
         ----------
-        begun : runs are appended when they begin.
+        begun : runs are appended.
 
         Raises
         ------
@@ -168,16 +168,12 @@ class StepExecutor:
         begun: list[AcceleratedRuns],
         channel: int,
         starts: Sequence[Callable[[], Run]],
-    ) -> AcceleratedRuns:
-        """Give a channel to its kernel for some runs, one after the other, and append them to
-        `begun`."""
-        runs = AcceleratedRuns(starts, self._settings.max_cycles)
-        begun.append(runs)  # first: after an interrupt the execution finds the runs there
-        try:
-            return runs.start(self._timed(), self._device.acceleration(channel))
-        except Exception:
-            begun.remove(runs)
-            raise
+    ) -> Callable[[], AcceleratedRuns]:
+        """Return the start of some runs on a channel, one after the other, in acceleration mode;
+        the runs are appended to `begun`, where an interrupt finds them."""
+        mode, bound = self._device.acceleration(channel), self._settings.max_cycles
+        begun.append(AcceleratedRuns(starts, self._timed(), mode, max_cycles=bound))
+        return begun[-1].start
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -33,8 +33,8 @@ Lists = Mapping[tuple[Launch, int, int], PairList]
 """Compressed gradients of a run, by launch, first element, and channel."""
 
 
-Begin = Callable[[int, Sequence[Callable[[], Run]]], Completion]
-"""Starts runs on a channel, one after the other, from what starts each."""
+Begin = Callable[[int, Sequence[Callable[[], Run]]], Callable[[], Completion]]
+"""Returns the start of runs on a channel, one after the other, from what starts each."""
 
 
 class StepOperations:
@@ -71,7 +71,7 @@ class StepOperations:
 
         Parameters
         ----------
-        begin : called by the operations that are runs.
+        begin : returns the start of the runs of a channel.
 
         Returns
         -------
@@ -103,7 +103,7 @@ class StepOperations:
                     lane(channel),
                     reads=map(Range.of, gradients),
                     after=() if self._home.overlaps else self._sent,
-                    action=partial(begin, channel, starts),
+                    action=begin(channel, starts),
                 )
 
         self._take_turns(map(turn, range(self._device.channel_count)))
@@ -130,7 +130,7 @@ class StepOperations:
         Parameters
         ----------
         factor : multiplies the gradients.
-        begin : starts the runs of a channel.
+        begin : returns the start of the runs of a channel.
         """
         begun = len(self.graph)
         self._take_turns(
@@ -186,7 +186,7 @@ class StepOperations:
             reads=reads,
             writes=writes,
             after=() if home.overlaps else self._sent,
-            action=home.running(partial(begin, channel, starts), shares),
+            action=home.running(begin(channel, starts), shares),
         )
         self._ran.append(run)
         for share in shares:

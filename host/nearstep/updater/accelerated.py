@@ -19,6 +19,7 @@ class AcceleratedRuns(Completion):
     Parameters
     ----------
     starts : each starts a run; at least one.
+    contexts : entered before the first run starts; their exits return the channel to the host.
     max_cycles : bound on each run. None: that of the run.
 
     Attributes
@@ -27,28 +28,34 @@ class AcceleratedRuns(Completion):
     has_begun : the first run may have been started.
     """
 
-    def __init__(self, starts: Iterable[Callable[[], Run]], max_cycles: int | None = None) -> None:
+    def __init__(
+        self,
+        starts: Iterable[Callable[[], Run]],
+        *contexts: AbstractContextManager[None],
+        max_cycles: int | None = None,
+    ) -> None:
         self._starts = list(starts)
+        self._contexts = contexts
         self._max_cycles = max_cycles
         self._mode = ExitStack()
         self._runs: list[Run] = []
         self.has_begun = False
 
-    def start(self, *contexts: AbstractContextManager[None]) -> Self:
-        """Enter the contexts, whose exits return the channel to the host, and start the first run;
-        an error exits them."""
+    def start(self) -> Self:
+        """Enter the contexts and start the first run; an error exits the contexts."""
         with ExitStack() as failed:
             failed.push(self._mode)
-            for each in contexts:
+            for each in self._contexts:
                 self._mode.enter_context(each)
             self.has_begun = True
-            self._start_next()
+            try:
+                self._runs.append(self._starts.pop(0)())
+            except Exception:
+                self.has_begun = False
+                raise
             failed.pop_all()
         self.backend = self._runs[0].backend
         return self
-
-    def _start_next(self) -> None:
-        self._runs.append(self._starts.pop(0)())
 
     @property
     def runs(self) -> Sequence[Run]:
@@ -59,7 +66,7 @@ class AcceleratedRuns(Completion):
         while self._runs[-1].ended:
             if not self._starts or self._runs[-1].error is not None:
                 return True
-            self._start_next()
+            self._runs.append(self._starts.pop(0)())
         return False
 
     @property

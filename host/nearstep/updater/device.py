@@ -117,7 +117,7 @@ class KernelDevice(UpdatingDevice):
         ArgumentError, ModeError, WaitTimeoutError, KernelError, MemoryFaultError, ProtocolError,
             ClosedDeviceError : as `acceleration`, and as `start`.
         """
-        return AcceleratedRuns([start]).start(self.acceleration(channel))
+        return AcceleratedRuns([start], self.acceleration(channel)).start()
 
     @contextmanager
     def reserved(self) -> Iterator[None]:

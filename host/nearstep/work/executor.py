@@ -83,8 +83,8 @@ class Execution:
     Parameters
     ----------
     graph : operations may be added at its end.
-    begun : completions that actions append when they begin; an abort ends those as well, since an
-        exception can be raised before the action returns.
+    begun : completions of actions; an abort ends those as well, since an exception can be raised
+        before an action returns.
     """
 
     def __init__(
