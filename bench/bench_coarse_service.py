@@ -4,12 +4,14 @@ import json
 import os
 import statistics
 import tempfile
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
-from harness import option, report, script
+from harness import option, report, script, track
 from measuring import timed
 from torch._C._distributed_c10d import AllreduceOptions
 from torch.multiprocessing.spawn import spawn
@@ -53,42 +55,59 @@ def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -
     dist.destroy_process_group()
 
 
-@script
-def main(
-    processes: Annotated[int, option("processes", min=2)] = 4,
-    device: Annotated[
-        str, option("memory devices")
-    ] = "golden:coarse?devices={processes}&groups=2&memory_bytes=256MiB",
-    listen: Annotated[str, option("unix: or tcp:127.0.0.1:0")] = "unix:",
-    share_memory: Annotated[bool, option("with clients of TCP on this machine")] = True,
-    mib: Annotated[str, option("sizes of tensors, MiB, by commas")] = "1,4,16",
-    rounds: Annotated[int, option("that are measured, after two that are not", min=3)] = 15,
-) -> None:
-    """Measure each size, and write build/bench/coarse_service.json."""
-    sizes = [int(float(each) * (1 << 18)) for each in mib.split(",")]
-    device = device.format(processes=processes)
-    shared = "--share-memory" if share_memory else "--no-share-memory"
+WAYS = {
+    "unix": ("--listen", "unix:"),
+    "tcp": ("--listen", "tcp:127.0.0.1:0"),
+    "tcp, payloads on the wire": ("--listen", "tcp:127.0.0.1:0", "--no-share-memory"),
+}
+"""Options of the service: without the last one clients on its machine share memory with it."""
+
+
+def measure(
+    device: str, way: Sequence[str], processes: int, sizes: list[int], rounds: int
+) -> tuple[dict[str, Any], int]:
+    """Return the seconds of each size in bytes, and the peak of the service's memory in bytes."""
     with tempfile.TemporaryDirectory() as folder:
         out, token = f"{folder}/found", Path(folder) / "token"
-        with Spawned(device, "--listen", listen, shared) as service:
+        with Spawned(device, *way) as service:
             token.touch(0o600)
             token.write_text(service.token)
             os.environ.update({ADDRESS: service.address, TOKEN_FILE: str(token)})
             spawn(worker, (processes, sizes, rounds, out), nprocs=processes)
             status = Path(f"/proc/{service.pid}/status").read_text()
-        found = json.loads(Path(out).read_text())
-    resident = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    rows = {
-        nbytes: {
-            "mib": int(nbytes) / 2**20,
-            "seconds": {name: statistics.median(each) for name, each in seconds.items()},
-            "gloo_over_coarse": statistics.median(
-                a / b for a, b in zip(seconds["gloo"], seconds["coarse"], strict=True)
-            ),
-        }
-        for nbytes, seconds in found.items()
-    }
-    asked = {"processes": processes, "device": device, "listen": listen, "rounds": rounds}
-    options = {**asked, "share_memory": share_memory}
-    nbytes = 1024 * int(resident.split()[1])
-    report("coarse_service", options=options, rows=rows, service_bytes=nbytes)
+        resident = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+        return json.loads(Path(out).read_text()), 1024 * int(resident.split()[1])
+
+
+@script
+def main(
+    processes: Annotated[str, option("numbers of processes, by commas")] = "2,4",
+    device: Annotated[
+        str, option("memory devices")
+    ] = "golden:coarse?devices={processes}&groups=2&memory_bytes=1GiB",
+    mib: Annotated[str, option("sizes of tensors, MiB, by commas")] = "0.0625,1,4,16,64",
+    rounds: Annotated[int, option("that are measured, after two that are not", min=3)] = 15,
+) -> None:
+    """Measure each way, number and size, and write build/bench/coarse_service.json."""
+    sizes = [int(float(each) * (1 << 18)) for each in mib.split(",")]
+    rows, peak = [], 0
+    for name, count in track(product(WAYS, map(int, processes.split(","))), "measured"):
+        given = device.format(processes=count)
+        found, nbytes = measure(given, WAYS[name], count, sizes, rounds)
+        peak = max(peak, nbytes)
+        for size, seconds in found.items():
+            size_mib = int(size) / 2**20
+            rows.append(
+                {
+                    "name": f"{count} processes, {name}, {size_mib:g} MiB",
+                    "processes": count,
+                    "way": name,
+                    "mib": size_mib,
+                    "seconds": {each: statistics.median(seconds[each]) for each in seconds},
+                    "coarse_over_gloo": statistics.median(
+                        a / b for a, b in zip(seconds["coarse"], seconds["gloo"], strict=True)
+                    ),
+                }
+            )
+    options = {"device": device, "rounds": rounds}
+    report("coarse_service", options=options, rows=rows, service_bytes=peak)

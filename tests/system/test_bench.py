@@ -260,7 +260,7 @@ def test_a_run_that_fails_is_named() -> None:
         "storage --megabytes 8 --rounds 1",
         "cards --elements 1048576 --subgroup 65536 --steps 2 --paced-elements 1048576",
         "compression --steps 3 --seeds 1",
-        "coarse_service --mib 1 --rounds 3 --processes 2",
+        "coarse_service --mib 0.0625,1 --rounds 3 --processes 2",
         "host --parameters 1000000 --steps 2 --only dense --no-memory",
         "offload --most 1",
     ],

@@ -126,6 +126,11 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     found->position = queues[found->stream].added;
     launch(found->stream);
     found->clock = clocks[found->stream];
+    found->when = std::chrono::steady_clock::now();  // operations have computed when launched
+  }
+  double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
+    auto passed = static_cast<Event*>(second)->when - static_cast<Event*>(first)->when;
+    return std::chrono::duration<double, std::milli>(passed).count();
   }
   void block(void* event, const c10::Stream& on) const override {
     std::lock_guard<std::recursive_mutex> lock(mutex);

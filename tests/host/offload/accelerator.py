@@ -47,6 +47,8 @@ def load() -> None:
         current_device=lambda: 0,
         _is_in_bad_fork=lambda: False,
         manual_seed_all=lambda seed: None,
+        get_rng_state=lambda device: torch.get_rng_state(),  # operations compute on the CPU
+        set_rng_state=lambda state, device: torch.set_rng_state(state),
         get_amp_supported_dtype=lambda: [torch.float16, torch.bfloat16],
     )
     torch._register_device_module("accel", module)

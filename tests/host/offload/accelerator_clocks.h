@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -28,6 +29,7 @@ struct Event {
   int stream = -1;
   uint64_t position = 0;
   Clock clock{};
+  std::chrono::steady_clock::time_point when{};
 };
 
 struct Task {

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor, nn
 
 import nearstep
+from nearstep.memferry import planner
 from nearstep.memferry.cost import Decision, Mode
+from nearstep.memferry.profile import Profile
 from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
+from nearstep.torch.memferry import profile
 from nearstep.torch.offload.mapped import MAPPERS
 from nearstep.torch.offload.streams import Arrival, Download, Streams
 
@@ -252,6 +255,39 @@ def test_a_plan_is_made_in_the_first_step() -> None:
         assert engine.shadow is not None
 
 
+@pytest.mark.parametrize("source", ["modelled", "measured"])
+def test_a_model_is_profiled_where_it_computes(source: Any) -> None:
+    def profiled(device: torch.device) -> Profile:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 8)).to(device)
+        x = torch.randn(256, 64, device=device)
+        state = torch.get_rng_state()
+        found = profile(
+            model,
+            lambda: model(x).square().mean().backward(),
+            platform="memferry-a100",
+            gpu="gpu0",
+            source=source,
+        )
+        assert torch.equal(torch.get_rng_state(), state)
+        assert all(each.grad is None for each in model.parameters())
+        return found
+
+    there, here = profiled(COMPUTE), profiled(torch.device("cpu"))
+    assert [each.name for each in there.layers] == ["0", "2"]
+    assert [each.trained for each in there.layers] == [True, True]
+    for one, other in zip(there.layers, here.layers, strict=True):
+        assert one.backward_write_s == pytest.approx(one.backward_s + one.send_s)  # apart
+        assert one.forward_s > 0 < one.backward_s
+        if source == "modelled" and is_fake:  # CUDA has other operations
+            assert (one.forward_s, one.backward_s) == (other.forward_s, other.backward_s)
+    if source == "measured":
+        assert f"measured on {COMPUTE}" in there.description
+        assert "measured on this CPU" in here.description
+    plan = planner.make(there, budget=there.layers[0].parameter_bytes).plan
+    assert [*plan.layers] == ["0", "2"]
+
+
 def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(kind="stack")
     model, optimizer = made(plan)
@@ -267,6 +303,8 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = nearstep.optim.AdamW(mixed.parameters(), device=GOLDEN)
     with pytest.raises(ParameterError, match="as the first one, not on cpu"):
         nearstep.offload(mixed, optimizer, budget="100%")
+    with pytest.raises(ParameterError, match="as the first one, not on cpu"):
+        profile(mixed, lambda: None, platform="memferry-a100", gpu="gpu0")
 
 
 # The program's own streams

@@ -17,6 +17,7 @@ from nearstep.errors import ArgumentError
 from nearstep.memferry.access import Access, Reads
 from nearstep.memferry.errors import ProfileError
 from nearstep.memferry.profile import LayerProfile, Profile
+from nearstep.torch.checks import is_on_host_or_accelerator
 from nearstep.torch.computation import Computation
 from nearstep.torch.errors import ParameterError
 from nearstep.torch.memferry.attribution import Attribution, Timed
@@ -49,12 +50,13 @@ def profile(
 
     Parameters
     ----------
-    model : a module whose parameters are on the CPU.
+    model : a module whose parameters are on the CPU or on one accelerator.
     run : one forward and backward pass of the model; no step of an optimizer.
     platform : name of a shipped machine, or a file, as for `nearstep_spec.platform.load`; models
         transfers, direct host access, and computation.
     source : `modelled`: the time of each operation is that of `computation.Computation`;
-        `measured`: the time on this CPU, the median of several runs after a warm-up run.
+        `measured`: the time on the parameters' device, of each operation alone, by events of the
+        accelerator; the median of several runs after a warm-up run.
     gpu, host : names of processors of the machine; `host` may be a channel of a DIMM.
     reads : how often direct host access reads a matrix (`nearstep.memferry.access`).
     runs : number of measured runs.
@@ -63,15 +65,15 @@ def profile(
     Raises
     ------
     ArgumentError, PlatformError : an argument is invalid, or the machine lacks a figure.
-    ParameterError : a parameter is not on the CPU, or offloaded.
+    ParameterError : a parameter is offloaded, or on another device than the first one.
     ProfileError : `run` makes no gradients, changes parameters, or uses other layers each time.
     """
     layers = [*layers_of(model).values()]
     found = load(platform) if isinstance(platform, str) else platform
-    _check(model, source, runs)
+    device = _check(model, source, runs)
     check_rate(host_params_per_s)
     access = Access.of(found, host, gpu, reads)
-    timed = modelled_on(found, gpu) if source == "modelled" else _measured
+    timed = modelled_on(found, gpu) if source == "modelled" else _measured_on(device)
     with _as_before(model), torch.autograd.set_multithreading_enabled(False):
         saved = _Saved(layers, access)
         gradients = saved.run(model, run)
@@ -81,7 +83,7 @@ def profile(
             names = [[layers[i].name for i in order] for order in (saved.first.order, each.order)]
             raise ProfileError("", "run", f"of the same layers each time, {names[0]}", names[1])
     computed = (
-        f"computation measured on this CPU, median of {runs} runs"
+        f"computation measured on {_told(device)}, median of {runs} runs"
         if source == "measured"
         else f"computation modelled on its {gpu}"
     )
@@ -91,21 +93,39 @@ def profile(
             f"{type(model).__name__}, links of {found.name}, {computed}, matrices read by {reads}"
         ),
         fingerprint=model_fingerprint(model),
-        layers=tuple(layer_profiles(layers, passes, gradients, access, host_params_per_s)),
+        layers=tuple(
+            layer_profiles(
+                layers,
+                passes,
+                gradients,
+                access,
+                host_params_per_s,
+                apart=device.type != "cpu",
+            )
+        ),
         activation_bytes=saved.nbytes,
     )
 
 
-def _check(model: nn.Module, source: str, runs: int) -> None:
+def _check(model: nn.Module, source: str, runs: int) -> torch.device:
+    """Return the device of the parameters."""
     if source not in get_args(Source):
         raise ArgumentError(f"source must be one of {get_args(Source)}, not {source!r}")
     if isinstance(runs, bool) or not isinstance(runs, int) or runs < 1:
         raise ArgumentError(f"runs must be a whole number from 1, not {runs!r}")
+    device = next(model.parameters()).device
     for name, parameter in model.named_parameters():
         if type(parameter) is not Parameter:
             raise ParameterError(name, "of class Parameter", type(parameter).__name__)
-        if parameter.device.type != "cpu":
-            raise ParameterError(name, "on the CPU", f"on {parameter.device}")
+        if not is_on_host_or_accelerator(parameter):
+            raise ParameterError(name, "on the CPU or an accelerator", f"on {parameter.device}")
+        if parameter.device != device:
+            raise ParameterError(name, f"on {device}, as the first one", f"on {parameter.device}")
+    return device
+
+
+def _told(device: torch.device) -> str:
+    return "this CPU" if device.type == "cpu" else str(device)
 
 
 def check_rate(params_per_s: float) -> None:
@@ -118,10 +138,23 @@ def _count(source: str, runs: int) -> int:
     return runs if source == "measured" else 1
 
 
-def _measured(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, float]:
-    start = time.perf_counter_ns()
-    result = func(*args, **kwargs)
-    return result, (time.perf_counter_ns() - start) / 1e9
+def _measured_on(device: torch.device) -> Timed:
+    """Return a function that runs operations and measures their time on a device."""
+
+    def on_cpu(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, float]:
+        start = time.perf_counter_ns()
+        result = func(*args, **kwargs)
+        return result, (time.perf_counter_ns() - start) / 1e9
+
+    def by_events(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, float]:
+        start, end = (torch.Event(device, enable_timing=True) for _ in range(2))
+        start.record()
+        result = func(*args, **kwargs)
+        end.record()
+        end.synchronize()
+        return result, start.elapsed_time(end) / 1e3
+
+    return on_cpu if device.type == "cpu" else by_events
 
 
 def modelled_on(platform: Platform, gpu: str) -> Timed:
@@ -175,7 +208,9 @@ def _one(
     for each in model.parameters():
         each.grad = None
     found = Attribution(layers, timed, access)
-    with torch.random.fork_rng(devices=[]), found.following():
+    device = layers[0].parameters[0].device
+    numbers = [] if device.type == "cpu" else [device.index]
+    with torch.random.fork_rng(numbers, device_type=device.type), found.following():
         run()
     return found
 
