@@ -40,9 +40,8 @@ Begin = Callable[[int, Sequence[Callable[[], Run]]], Callable[[], Completion]]
 class StepOperations:
     """Adds the operations of one step to a graph.
 
-    On a device with modes a channel belongs to the host or to the kernel: runs and transfers hold
-    the channel. A transfer holds what `home.lanes` names; on cards with drives these are lanes of
-    the DMA engine.
+    Runs hold their channel, and transfers what `home.lanes` names: the channel, or on cards with
+    drives lanes of the DMA engine.
     """
 
     def __init__(

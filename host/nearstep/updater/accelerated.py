@@ -7,8 +7,11 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Self
 
 from nearstep.backends.base import Completion, Poll
-from nearstep.errors import DeviceError
+from nearstep.errors import ArgumentError, BusyError, ClosedDeviceError, DeviceError, ModeError
 from nearstep.run import Run
+
+CHECKED = (ArgumentError, BusyError, ClosedDeviceError, ModeError)
+"""Errors that a start raises before the device gets a command."""
 
 
 class AcceleratedRuns(Completion):
@@ -25,7 +28,8 @@ class AcceleratedRuns(Completion):
     Attributes
     ----------
     runs : that have been started.
-    has_begun : the first run may have been started.
+    has_begun : the first run may have been started, even if its start raised an error: the answer
+        to the command can be lost.
     """
 
     def __init__(
@@ -50,7 +54,7 @@ class AcceleratedRuns(Completion):
             self.has_begun = True
             try:
                 self._runs.append(self._starts.pop(0)())
-            except Exception:
+            except CHECKED:
                 self.has_begun = False
                 raise
             failed.pop_all()

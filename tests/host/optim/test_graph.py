@@ -17,7 +17,7 @@ from torch import Tensor
 
 import nearstep
 from nearstep.backends.emulated import Injection
-from nearstep.errors import BusResponseError, BusyError, WaitTimeoutError
+from nearstep.errors import BusResponseError, BusyError, DeviceError, WaitTimeoutError
 from nearstep.placement import Placement
 from nearstep.torch import table as tables
 from nearstep.torch.errors import GradientError, InterruptedStepError
@@ -316,6 +316,23 @@ def test_a_step_that_could_not_start_a_run_may_be_repeated(failing, monkeypatch)
     optimizer.step()
     twin.step()
     assert all(torch.equal(a, b) for a, b in zip(ps, twins, strict=True))
+
+
+def test_a_start_whose_answer_is_lost_has_begun(failing, monkeypatch):
+    device, optimizer, ps = failing
+    before, saved = [p.detach().clone() for p in ps], optimizer.state_dict()
+    run_rule = device.run_rule
+
+    def lost(*arguments, **options):
+        run_rule(*arguments, **options).wait()
+        raise DeviceError("no answer to a write of a register")
+
+    give_normal(12)(ps)
+    with monkeypatch.context() as patch:
+        patch.setattr(device, "run_rule", lost)
+        with pytest.raises(DeviceError, match="no answer"):
+            optimizer.step()
+    check_heals(device, optimizer, ps, before, saved)
 
 
 def test_ctrl_c_in_the_middle_leaves_the_device_idle(failing, monkeypatch):
