@@ -195,7 +195,7 @@ class Iterations:
     ) -> Operation:
         ahead = self._limits.layers_ahead + 1
         room = before[-ahead:][:1] if len(before) >= ahead else []
-        there = len(before) == len(self._layers)  # the last layer, of which backward comes next
+        there = len(before) == len(self._layers)  # the last layer: backward follows its forward
         moves = [] if there else self.schedule.fetch(layer)
         fetched = [self._move(move, *room, *self._begin) for move in moves]
         after = [*fetched, *before[-1:], *waits, *self._begin]

@@ -161,7 +161,7 @@ class BlockFile(Blocks):
         try:
             found = _identity(os.stat(self.name))
         except OSError as error:
-            raise DriveVanishedError(self.name, f"it is gone: {error.strerror}") from error
+            raise DriveVanishedError(self.name, f"cannot be found: {error.strerror}") from error
         if found != self._identity:
             raise DriveVanishedError(self.name, "another file has its name now")
 
@@ -310,7 +310,7 @@ def _probe(name: str, fd: int, calls: Calls) -> None:
         calls.preadv(fd, [aligned_bytes(BLOCK_BYTES)], 0)
     except OSError as error:
         if error.errno == errno.EINVAL:
-            reason = f"O_DIRECT does not take blocks of {BLOCK_BYTES} bytes there"
+            reason = f"O_DIRECT does not support blocks of {BLOCK_BYTES} bytes there"
             raise DirectIOError(name, reason) from error
 
 

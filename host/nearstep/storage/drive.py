@@ -289,7 +289,7 @@ class Drive:
         self.check_open(action)
         if not data.flags.c_contiguous or data.nbytes % BLOCK_BYTES:
             raise ArgumentError(
-                f"what is to be {action} must be whole blocks of {BLOCK_BYTES} bytes"
+                f"array of a {action} must be contiguous, of whole blocks of {BLOCK_BYTES} bytes"
             )
         last = block + data.nbytes // BLOCK_BYTES
         if block < 0 or last > self.header.blocks:

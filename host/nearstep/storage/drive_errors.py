@@ -65,8 +65,8 @@ class FormatVersionError(DriveError):
         if self.actual > self.expected:
             return "a newer release of nearstep reads it"
         return (
-            "save what it holds (optimizer.state_dict()) with the release of nearstep that wrote "
-            "it, and load that on new drives"
+            "save its state (optimizer.state_dict()) with the release of nearstep that wrote it, "
+            "and load that on new drives"
         )
 
 
@@ -148,7 +148,7 @@ class DriveLockedError(DriveError):
 class DirectIOError(_ReasonError):
     """A file without support for O_DIRECT: its data would be copied through the page cache."""
 
-    template = "drive {path}: {reason}; direct=False goes through the page cache"
+    template = "drive {path}: {reason}; direct=False uses the page cache"
 
 
 class DriveAccessError(_ReasonError):
@@ -365,8 +365,8 @@ class DamagedSuperblockWarning(Fielded, UserWarning):
         if not self.lost:
             return "the other copy is whole, and nothing is lost"
         if self.whole:
-            return f"what it was of is lost, perhaps generation {self.whole[-1] + 1}"
-        return "the generation that it was of is lost"
+            return f"its generation is lost, perhaps {self.whole[-1] + 1}"
+        return "its generation is lost"
 
 
 class UnknownTensorError(Fielded, ArgumentError, KeyError):
