@@ -106,7 +106,9 @@ class Buffer:
 
     def lend(self, array: NDArray[Any], *, writes: bool = False) -> bool:
         """`write` without a copy, where the device can use memory of this process: until `end_loan`
-        the kernel accesses the contiguous `array`, which nobody else changes, instead of the buffer.
+        the kernel accesses the contiguous `array` instead of the buffer.
+
+        Nobody else may change the array until then.
 
         Parameters
         ----------

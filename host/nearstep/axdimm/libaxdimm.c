@@ -35,7 +35,7 @@ static void detach(void *state)
 static int initialise(void)
 {
     if (access(AXDIMM_PYTHON, X_OK)) { /* Python would print its search path */
-        snprintf(failure, sizeof failure, "the interpreter of libaxdimm.so is not there: %s; build "
+        snprintf(failure, sizeof failure, "the interpreter of libaxdimm.so does not exist: %s; build "
                  "the library again", AXDIMM_PYTHON);
         return 0;
     }

@@ -72,8 +72,8 @@ class Peer:
 class Sockets:
     """Listeners and connections; `turn` handles those that are ready.
 
-    The dispatcher's thread calls `turn` between its tasks. While a task takes long, the thread of
-    `live` takes turns, so that clients still get signs of life and can send.
+    The dispatcher's thread calls `turn` between its tasks. During a long task the thread of `live`
+    calls it, so that clients still get signs of life and can send.
 
     Parameters
     ----------
