@@ -68,7 +68,7 @@ def test_a_board_that_was_reset_says_so() -> None:
     )
     link = opened(board)
     with pytest.raises(
-        SessionLostError, match=r"was reset while it was in use.*open the device"
+        SessionLostError, match=r"was reset while in use.*open the device"
     ) as caught:
         collect(link, 20)
     assert caught.value.transactions[-1].endswith("-> NO_SESSION")

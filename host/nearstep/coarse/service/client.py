@@ -271,7 +271,7 @@ class Client:
         self._replies.ask("all clients at a barrier", messages.Barrier)
 
     def close(self, *, leave: bool = True) -> None:
-        """Close the connection; with `leave`, tell the service first. A second call does nothing."""
+        """Close the connection; with `leave`, tell the service first. Do nothing if closed."""
         if self._closed:
             return
         self._closed = True

@@ -290,9 +290,7 @@ class Dispatcher:
     def _wait_for_update(self) -> None:
         """Wait for the running update, which may write stored values."""
         for task in self._running:
-            if (
-                task.job is None
-            ):  # `_look` finds an error of the update, which concerns other clients
+            if task.job is None:  # `_look` finds an error of the update
                 with contextlib.suppress(NearstepError):
                     task.pending.wait()
 
