@@ -399,8 +399,8 @@ def open_backend(url: str, driver: type[Device] = Device) -> Backend:
     name = _parsed(url)
     if name.backend == HOST:
         reason = (
-            "the processor is no device: it has no memory of its own and no registers; "
-            "optimizers of nearstep.optim update tensors of the host by it"
+            "the processor is no device: it has neither memory of its own nor registers; "
+            "optimizers of nearstep.optim accept the name, and update tensors of the host"
         )
         raise UrlError(url, reason)
     if name.target in FAMILIES:

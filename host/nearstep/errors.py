@@ -356,12 +356,12 @@ class ModeRegisterError(FieldedDeviceError):
 
 
 class LostCommandError(FieldedDeviceError):
-    """Commands of the host's memory controller came while the kernel had the memory, and were lost.
+    """Commands that the host's memory controller sent while the kernel had the memory were lost.
 
     Attributes
     ----------
-    count : since `control.clear`.
-    pins, bank : of the first: A17 to A0; BA in the low two bits, then BG.
+    count : lost commands since `control.clear`.
+    pins, bank : of the first one: A17 to A0; BA in the low two bits, then BG.
     """
 
     template = (
@@ -472,7 +472,7 @@ class OutOfRangeError(MemoryFaultError):
 
 
 class UninitialisedError(MemoryFaultError):
-    """A read of memory that nobody has written."""
+    """A read of memory that was never written."""
 
 
 class GuardError(MemoryFaultError):

@@ -71,7 +71,7 @@ class Segment:
     Attributes
     ----------
     stripes : how elements are spread over the channels.
-    arenas : by channel.
+    arenas : arrays in device memory, by channel and name.
     origin : index of the first element among those of all segments of a placement.
     numbers : by the start of each extent, index of its first element among the parameters of a
         placement; each parameter begins at a multiple of two lines.
@@ -349,7 +349,7 @@ class Extent:
         return True
 
     def read(self, array: str, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """One array, of shape (size(array),), from the device; into `out` if given.
+        """Copy one array to `out`, or to a new array, of shape (size(array),), and return it.
 
         Raises
         ------

@@ -8,7 +8,7 @@
     regs.adam0.start.go = 1
     regs.adam0.error.cause                # ErrorCause.NONE
 
-Names come from the map: a wrong one is an error here, before the device is touched.
+Names are those of the map: a wrong name is an error before the device is touched.
 """
 
 from __future__ import annotations
@@ -350,7 +350,6 @@ class Registers:
 
     Parameters
     ----------
-    bus : a backend.
     maps : base address in bytes and register map of each block.
 
     Raises

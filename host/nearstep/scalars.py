@@ -32,7 +32,7 @@ def flag(name: str, value: object) -> bool:
 
     Raises
     ------
-    ArgumentError : it is none.
+    ArgumentError : `value` is none.
     """
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(f"{name} must be True or False, not {value!r}")

@@ -49,8 +49,8 @@ def shared(threads: int) -> int:
 def once(call: Callable[[], object]) -> Callable[[], object]:
     """Return a function that makes a call the first time, and does nothing afterwards.
 
-    If the call is of compiled code, Ctrl-C cannot come between the call and the record of it: an
-    interrupted sequence is completed by calling all of it again.
+    If the call is of compiled code, Ctrl-C cannot separate the call and the record of it: an
+    interrupted sequence of such functions is completed by calling all of them again.
     """
     return partial(next, map(operator.call, [call]), None)
 

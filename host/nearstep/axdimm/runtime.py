@@ -159,7 +159,6 @@ class Axdimm:
 
         Parameters
         ----------
-        device : path.
         nbytes : create a drive of this size. None: the drive exists.
         direct, overwrite, queue_depth : as for `Store.create`.
 

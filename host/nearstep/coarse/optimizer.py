@@ -68,7 +68,7 @@ class StorageOptimizer:
     ----------
     store : a pool with update kernels (`rules=`), or a
         `nearstep.coarse.service.stored.ServiceStore`: then each client of the job makes an
-        optimizer, and all call the same methods in the same order. It stays open.
+        optimizer, and all call the same methods in the same order. The store is not closed.
     parameters : float32, of any shape: of numpy, or an array that numpy reads without a copy.
     optimizer : `adamw`, `adam`, `sgd`, `adagrad` or another whose rule the devices have.
     clients : of a pool: see `PoolStore`.

@@ -23,7 +23,7 @@ class Key:
     Attributes
     ----------
     text : its use, or the reason against it.
-    accepted : of `only`.
+    accepted : values of a key with the fate `only`.
     """
 
     kind: Kind

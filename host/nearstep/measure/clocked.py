@@ -18,7 +18,7 @@ def seconds(work: Callable[[], object], *, runs: int = RUNS) -> float:
 
     Parameters
     ----------
-    work : synchronous.
+    work : a call that returns after all of its work is done.
     runs : most runs, above 0.
     """
     spent = once(work)

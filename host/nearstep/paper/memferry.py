@@ -50,7 +50,7 @@ BUSY = (
     ("gpt2-medium", "GPT-2: GPU busy, DeepSpeed"),
 )
 PRINTED_BUSY = 63.0, 63.1
-"""Of `BUSY`, in percent (sections I and III-A)."""
+"""Printed utilisation of the models of `BUSY`, in percent (sections I and III-A)."""
 
 GIVEN = (
     Input(

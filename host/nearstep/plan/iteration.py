@@ -26,8 +26,8 @@ class Roles:
 
     Attributes
     ----------
-    compute, drives : names of parts or switches with bytes.
-    memory : the same of each channel.
+    compute, drives : names of parts or switches of the machine.
+    memory : name of the part with each channel's memory.
     updates : `memory`: one kernel for each channel, concurrently with everything else, while the
         host copies to or from one channel at a time (AXDIMM, section 5.2); `processor`: one thread
         of the host, which also copies between memory and drives, without overlap.

@@ -48,7 +48,7 @@ class Piece:
     layer : index of the layer.
     parameter : index of the parameter in it.
     start, stop : range of elements in the parameter.
-    channel : memory channel.
+    channel : number of the channel in whose memory the piece is updated.
     """
 
     index: int

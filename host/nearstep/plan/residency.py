@@ -87,7 +87,7 @@ class Residency(Generic[AnyItem]):
 
     Parameters
     ----------
-    capacity : bytes.
+    capacity : of the memory, in bytes.
 
     Attributes
     ----------

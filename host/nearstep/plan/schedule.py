@@ -22,8 +22,8 @@ class Move:
 
     Attributes
     ----------
-    item : the array; of an update its parameter.
-    source : of a fetch.
+    item : the array; for an update, the parameter.
+    source : place from which a fetch reads the parameter.
     """
 
     kind: Kind

@@ -89,7 +89,7 @@ class DamagedFramesError(NoAnswerError):
         self.frames, self.nbytes = frames, nbytes
         detail = (
             f"none of {nbytes} received bytes were its answer; {frames} damaged frames "
-            "(is it this kind of board, and this baud rate?)"
+            "(are board and baud rate the right ones?)"
         )
         sent: Any = {"seconds": seconds, "tries": tries, "transactions": transactions}
         super().__init__(port, request, detail=detail, **sent)

@@ -115,9 +115,8 @@ class _Phy:
         found = longest(working)
         if found is None:
             raise MemoryNotReadyError(
-                f"memory of {self._board.manifest.board}: byte {lane} of its data pins must read "
-                f"what was written at one of {len(working)} x {len(working[0])} delays, and does "
-                "so at none"
+                f"memory of {self._board.manifest.board}: byte {lane} of the data pins reads "
+                f"written data at none of {len(working)} x {len(working[0])} delays"
             )
         self._set(*found)
         self.write("ddrphy_dly_sel", 0)
@@ -194,6 +193,6 @@ def check_memory(board: BoardAccess) -> None:
         board.backend.read_memory(place, read)
         for at in np.flatnonzero(read != data)[:1]:
             raise MemoryNotReadyError(
-                f"memory of {board.manifest.board} does not hold what is written to it: at "
+                f"memory of {board.manifest.board} does not keep data: at "
                 f"{place + int(at):#x} there must be {data[at]:#x}, not {read[at]:#x}"
             )

@@ -140,5 +140,5 @@ def _why(port: str, error: Exception) -> PortError:
         reason = "permission denied; on Linux the port's group, often dialout, may open it"
         return PortPermissionError(port, reason)
     if number in (errno.EBUSY, errno.EWOULDBLOCK):
-        return PortBusyError(port, "another program has it")
+        return PortBusyError(port, "another program has the port open")
     return PortError(port, str(error))

@@ -241,7 +241,7 @@ def _open_or_create(name: str) -> tuple[int, bool]:
         _check_kind(name, os.stat(name).st_mode)
         return os.open(name, flags), False
     except OSError as error:
-        raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
+        raise DriveAccessError(name, f"cannot be created: {error.strerror}", error.errno) from error
 
 
 def _check_kind(name: str, mode: int) -> None:
@@ -271,7 +271,7 @@ def _fill(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
         if error.errno in FULL:
             space = os.fstatvfs(fd)
             raise DriveFullError(nbytes, space.f_bavail * space.f_frsize, f" for {name}") from error
-        raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
+        raise DriveAccessError(name, f"cannot be created: {error.strerror}", error.errno) from error
     os.fsync(fd)
     sync_folder(Path(name).absolute().parent)
 

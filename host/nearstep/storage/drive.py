@@ -260,9 +260,7 @@ class Drive:
             )
             self._threads.append(thread)
             thread.start()
-            alive = sum(
-                each.is_alive() for each in self._threads
-            )  # an interrupt came before others
+            alive = sum(each.is_alive() for each in self._threads)  # fewer after an interrupt
             self._threads_began = alive >= self.queue_depth + SUMMING
         self._tasks.put((transfer, jobs))
 

@@ -215,7 +215,7 @@ class DriveTimeoutError(Fielded, StorageError):
 
     Attributes
     ----------
-    seconds : without progress.
+    seconds : time without progress.
     """
 
     template = "waited {seconds:g} s for {waited_for}, and nothing ended"
@@ -228,7 +228,6 @@ class TornError(Fielded, StorageError):
 
     Attributes
     ----------
-    generation : number.
     whole : other generations that can be opened; their contents have not been read.
     """
 

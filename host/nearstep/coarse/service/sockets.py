@@ -261,7 +261,7 @@ class Sockets:
         except OSError as error:
             self._drop(peer, f"lost its connection: {error}")
         except Exception as error:
-            self._drop(peer, f"sent what the service failed with: {type(error).__name__}: {error}")
+            self._drop(peer, f"sent a message that failed: {type(error).__name__}: {error}")
 
     def _go_on(self, peer: Peer, message: messages.Message) -> None:
         """Continue a handshake."""

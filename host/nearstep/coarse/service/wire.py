@@ -65,7 +65,7 @@ class Address:
 
     Raises
     ------
-    ArgumentError : `text` is none of them.
+    ArgumentError : `text` is no such address.
     """
 
     def __init__(self, text: str) -> None:
