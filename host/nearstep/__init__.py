@@ -20,12 +20,11 @@ __all__ = ["Device", "Pairs", "Rounding", "blockwise", "open"]
 __version__: str
 
 _OF_TORCH = {"optim": "nearstep.optim", "offload": "nearstep.torch.offload"}
-"""Names for which torch is needed, and the modules that have them or are them."""
+"""Names that need torch, and the module that each names or is defined in."""
 
 
 def __getattr__(name: str) -> Any:
-    """Load `nearstep.optim` and `nearstep.offload` when they are first used: they need torch, the
-    rest does not."""
+    """Load `nearstep.optim` and `nearstep.offload` at their first use: only these need torch."""
     if name == "__version__":
         return importlib.metadata.version("nearstep")
     if name not in _OF_TORCH:

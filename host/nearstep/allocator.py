@@ -5,14 +5,14 @@ from __future__ import annotations
 from nearstep.errors import OutOfDeviceMemoryError
 
 LINE_BYTES = 64
-"""Allocations start on whole lines, and a line guards them: the line of a DIMM, the widest beat."""
+"""Line of a DIMM, the widest beat: allocations start on lines, with a guard line before each."""
 
 
 class Allocator:
-    """Hands out pieces of [base, base + capacity_bytes), on lines and at least a line apart.
+    """Allocates pieces of [base, base + capacity_bytes), on lines and at least a line apart.
 
-    The first line is never handed out, so that no buffer has address 0 and every buffer has a line
-    before it that belongs to nobody.
+    The first line is never allocated, so that no buffer has address 0 and there is an unused line
+    before every buffer.
     """
 
     def __init__(self, capacity_bytes: int, base: int = 0) -> None:
@@ -22,13 +22,13 @@ class Allocator:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes in all free pieces, the guards they would need included."""
+        """Bytes in all free pieces, including the guards that allocations will need."""
         return sum(stop - start for start, stop in self._free)
 
     def allocate(self, nbytes: int, align: int = LINE_BYTES, offset: int = 0) -> int:
-        """Address of a piece of `nbytes`, so many bytes behind a multiple of `align`.
+        """Allocate `nbytes`, `offset` bytes behind a multiple of `align`, and return the address.
 
-        Both are multiples of a line.
+        `align` and `offset` are multiples of a line.
 
         Raises
         ------
@@ -47,7 +47,7 @@ class Allocator:
         )
 
     def release(self, address: int, nbytes: int) -> None:
-        """Take back a piece that `allocate` gave for `nbytes`."""
+        """Free a piece that was allocated for `nbytes`."""
         pieces = sorted([*self._free, (address, address + self._footprint(nbytes))])
         merged = pieces[:1]
         for start, stop in pieces[1:]:
@@ -59,5 +59,5 @@ class Allocator:
 
     @staticmethod
     def _footprint(nbytes: int) -> int:
-        """Lines that hold `nbytes`, and the guard line behind them, in bytes."""
+        """Bytes of the lines for `nbytes` and of a guard line."""
         return (-(-nbytes // LINE_BYTES) + 1) * LINE_BYTES

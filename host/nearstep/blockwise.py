@@ -1,14 +1,14 @@
 """Arrays in 8 bits on the host: codes of a dynamic map, and a scale for each 256 elements.
 
-A device keeps states so with `state_format=dynamic8` in its name::
+A device with `state_format=dynamic8` in its name keeps states in this format::
 
     buffer = device.alloc_blockwise(values.size)
     layout = device.config.block_layout
     buffer.write(blockwise.pack(blockwise.quantize(values, signed=True), layout))
     values = blockwise.dequantize(blockwise.unpack(buffer.read(), layout), signed=True)
 
-`nearstep_spec.blockwise` says what codes and scales are, and how they lie in memory. Moments that
-are means or sums of squares have the map without negative entries.
+`nearstep_spec.blockwise` defines codes, scales and their layout in memory. Moments that are means
+or sums of squares have the map without negative entries.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _QUIET_NAN = np.uint32(0x7FC0_0000).view(np.float32)
 _SMALLEST = np.uint32(spec.SMALLEST_SCALE).view(np.float32)
 
 _AT_ONCE = 1 << 18
-"""Elements that are worked on at a time: a multiple of `GROUP`."""
+"""Elements converted at a time: a multiple of `GROUP`."""
 
 Parts = tuple[NDArray[np.uint8], NDArray[np.uint8]]
-"""Of the whole blocks, of shape (blocks, bytes), and of the last one if it is short."""
+"""Bytes of the whole blocks, of shape (blocks, bytes), and of a last block that is short."""
 
 
 class Blockwise(NamedTuple):
@@ -64,16 +64,15 @@ def groups(count: int) -> int:
 
 
 def quantize(values: NDArray[np.float32], *, signed: bool) -> Blockwise:
-    """float32, of shape (n,), in 8 bits.
+    """Quantize float32 values, of shape (n,), to 8 bits.
 
-    A scale is the largest magnitude of a group, 1e-12 at least, or the default NaN if there is a
-    NaN; a code is that of the entry of the map next to the quotient, the upper of two as near, and
-    0 of a quotient that is NaN.
+    A scale is the largest magnitude of a group, at least 1e-12, or the default NaN if the group has
+    a NaN. A code is that of the map's entry nearest to value / scale, on a tie the upper one; 0 if
+    the quotient is NaN.
 
     Parameters
     ----------
-    signed : whether the map has negative entries; what is negative becomes the least one of the
-        other map, which is 0.
+    signed : whether the map has negative entries; the other map has 0 for negative values.
 
     Raises
     ------
@@ -93,7 +92,7 @@ def quantize(values: NDArray[np.float32], *, signed: bool) -> Blockwise:
 
 
 def dequantize(given: Blockwise, *, signed: bool) -> NDArray[np.float32]:
-    """Back to float32, of shape (n,): entries of the map times the scales.
+    """Return float32 values, of shape (n,): entries of the map times the scales.
 
     Every NaN is the default one.
 
@@ -111,8 +110,7 @@ def dequantize(given: Blockwise, *, signed: bool) -> NDArray[np.float32]:
 
 
 def pack(given: Blockwise, layout: BlockLayout) -> NDArray[np.uint8]:
-    """The bytes of an array in memory, `layout.nbytes(n)` of them: scales of no element, and what
-    fills up their beat, are 0.
+    """The bytes of an array in memory, `layout.nbytes(n)` of them; padding of scales is 0.
 
     Raises
     ------
@@ -131,12 +129,12 @@ def pack(given: Blockwise, layout: BlockLayout) -> NDArray[np.uint8]:
 
 
 def unpack(data: NDArray[np.uint8], layout: BlockLayout) -> Blockwise:
-    """What `pack` made bytes of.
+    """The inverse of `pack`.
 
     Raises
     ------
     DtypeError
-    ShapeError : no array has so many bytes.
+    ShapeError : no array has this number of bytes.
     """
     _check("data", data, np.uint8)
     try:
@@ -149,7 +147,7 @@ def unpack(data: NDArray[np.uint8], layout: BlockLayout) -> Blockwise:
 
 
 def _views(data: NDArray[np.uint8], count: int, layout: BlockLayout) -> tuple[Parts, Parts]:
-    """Where scales and codes are in the bytes of an array."""
+    """Views of the scales and the codes in the bytes of an array."""
     whole, rest = divmod(count, layout.elements)
     size = layout.elements + layout.scale_bytes
     blocks, last = data[: whole * size].reshape(whole, size), data[whole * size :]
@@ -164,7 +162,7 @@ def _by_group(
     finish: Callable[[NDArray[np.float32]], NDArray[Any]],
     out: NDArray[Any],
 ) -> None:
-    """`finish` of `operation` of each value and the scale of its group."""
+    """Compute `out = finish(operation(value, scale of its group))`."""
     for start in range(0, values.size, _AT_ONCE):
         part = values[start : start + _AT_ONCE]
         own = np.repeat(scales[start // GROUP : groups(start + part.size)], GROUP)[: part.size]

@@ -25,7 +25,7 @@ from nearstep.scalars import index
 
 
 class BufferOwner(Protocol):
-    """What a buffer needs of its device; for the meaning see `nearstep.device.Device`."""
+    """What a buffer uses of its device; see `nearstep.device.Device`."""
 
     url: str
     backend: Backend
@@ -45,7 +45,7 @@ class Buffer:
 
     Made by `nearstep.device.Device.alloc`. Its contents are undefined until written. A slice
     of a one-dimensional buffer, `buffer[start:stop]`, is a view: it shares the memory and the
-    life of the buffer that it was cut from.
+    lifetime of the buffer it is cut from.
 
     Attributes
     ----------
@@ -85,14 +85,14 @@ class Buffer:
 
         Parameters
         ----------
-        array : numpy's; a dense tensor of torch on the CPU, of bfloat16 for a buffer of uint16; or
-            one that numpy takes.
+        array : of numpy; a dense tensor of torch on the CPU, of bfloat16 for a buffer of uint16; or
+            another that numpy converts.
 
         Raises
         ------
-        ShapeError, DtypeError : it is not an array like the buffer.
-        ModeError : the buffer's channel is in acceleration mode. If another thread has it there,
-            this one waits for the end.
+        ShapeError, DtypeError : `array` has another shape or dtype than the buffer.
+        ModeError : this thread has put the buffer's channel into acceleration mode. If another
+            thread has, `write` waits until that ends.
         BusyError : a run that has not ended uses the buffer.
         ResetNeededError : the device stopped at a fault before.
         FreedBufferError, ClosedDeviceError
@@ -105,14 +105,18 @@ class Buffer:
                 self.device.backend.write_memory(self.address, data)
 
     def lend(self, array: NDArray[Any], *, writes: bool = False) -> bool:
-        """`write` without a copy, where the device can work on memory of this process: until
-        `end_loan` a contiguous `array` stands in the buffer's place, and nobody else changes it.
+        """`write` without a copy, where the device can use memory of this process: until `end_loan`
+        the kernel accesses the contiguous `array` instead of the buffer.
 
-        If the kernel `writes` the buffer, it writes there.
+        Nobody else may change the array until then.
+
+        Parameters
+        ----------
+        writes : whether the kernel writes the buffer; it then writes `array`.
 
         Returns
         -------
-        bool : whether that was done. If not, nothing was, and the array has to be written.
+        bool : whether the array is lent. If not, nothing was done, and the array has to be written.
 
         Raises
         ------
@@ -128,17 +132,17 @@ class Buffer:
             )
 
     def end_loan(self) -> None:
-        """End what `lend` began, if it goes on. The contents are undefined then."""
+        """End a loan, if there is one. The contents are undefined afterwards."""
         self.device.backend.end_loan(self.address)
 
     def holds(self, array: NDArray[Any]) -> bool | None:
-        """Whether the contents are those of `array`, of the buffer's shape and dtype, in bits.
+        """Whether the contents equal `array`, of the buffer's shape and dtype, bit for bit.
 
-        None if it takes a `read` to find out.
+        None if only a `read` can tell.
 
         Raises
         ------
-        ShapeError, DtypeError : `array` is not like the buffer.
+        ShapeError, DtypeError : `array` has another shape or dtype than the buffer.
         ModeError, BusyError, FreedBufferError, ClosedDeviceError : as `read`.
         """
         self.check_usable("read")
@@ -152,10 +156,11 @@ class Buffer:
 
         Raises
         ------
-        ShapeError, DtypeError : `out` is not an array like the buffer, or not contiguous.
+        ShapeError, DtypeError : `out` has another shape or dtype than the buffer, or is not
+            contiguous.
         ArgumentError : `out` cannot be written.
         ModeError : the buffer's channel is in acceleration mode.
-        BusyError : a run that has not ended writes the buffer. What it only reads may be read.
+        BusyError : a run that has not ended writes the buffer. Arrays that it reads may be read.
         FreedBufferError, ClosedDeviceError
         """
         self.check_usable("read")
@@ -170,15 +175,15 @@ class Buffer:
         return out
 
     def submit_write(self, array: Any) -> Completion:
-        """Begin `write`; until the end `array` must not change, and the buffer be used for nothing
-        else.
+        """Start a `write`; until its end `array` must not change, and the buffer must not be used
+        otherwise.
 
-        Device time has to pass for it: see `Backend.advance`.
+        It takes device time: see `Backend.advance`.
 
         Raises
         ------
         ShapeError, DtypeError, ModeError, BusyError, ResetNeededError, FreedBufferError,
-            ClosedDeviceError : as `write`; nothing was begun.
+            ClosedDeviceError : as `write`; nothing was started.
         """
         self.check_usable("write")
         array = host_array(self, array, self.dtype)
@@ -191,7 +196,7 @@ class Buffer:
             )
 
     def submit_read(self, out: NDArray[Any]) -> Completion:
-        """Begin `read` into `out`, which holds the contents at the end.
+        """Start a `read` into `out`, which has the contents at the end.
 
         As `submit_write`.
         """
@@ -205,8 +210,8 @@ class Buffer:
             )
 
     def submit_peer_write(self, array: NDArray[Any]) -> Completion:
-        """Begin to copy `array`, of the buffer's shape and dtype, from the drive beside the memory;
-        the host's link has no part in it.
+        """Start a copy of `array`, of the buffer's shape and dtype, from the drive beside the
+        memory; the host's link is not used.
 
         As `submit_write`.
 
@@ -222,7 +227,7 @@ class Buffer:
             return self.device.under_way(self, completion, changes=True)
 
     def submit_peer_read(self, out: NDArray[Any]) -> Completion:
-        """Begin to copy the contents into `out` at the drive beside the memory.
+        """Start a copy of the contents into `out`, at the drive beside the memory.
 
         As `submit_peer_write`.
         """
@@ -235,7 +240,7 @@ class Buffer:
             return self.device.under_way(self, completion, changes=False)
 
     def submit_dma_write(self, array: Any) -> Completion:
-        """`submit_write` by a DMA engine of the host, which works for several cards at once.
+        """`submit_write` by a DMA engine of the host, which serves several cards at once.
 
         Raises
         ------
@@ -259,7 +264,7 @@ class Buffer:
             return self.device.under_way(self, completion, changes=False)
 
     def _peer(self) -> PeerBackend:
-        """The backend, if a drive is beside its memory."""
+        """Return the backend; raise `MismatchError` unless there is a drive beside its memory."""
         backend = self.device.backend
         if not isinstance(backend, PeerBackend):
             raise MismatchError(
@@ -274,7 +279,7 @@ class Buffer:
 
         Raises
         ------
-        ShapeError, DtypeError : `source` is not an array like this one.
+        ShapeError, DtypeError : `source` has another shape or dtype.
         ModeError, BusyError, FreedBufferError, ClosedDeviceError
         """
         if not isinstance(source, Buffer):
@@ -293,8 +298,8 @@ class Buffer:
 
         Raises
         ------
-        ArgumentError : it is no number, out of the range of the dtype, or not whole for one of
-            integers.
+        ArgumentError : `value` is no number, out of the range of the dtype, or not whole for a
+            dtype of integers.
         ModeError, BusyError, ResetNeededError, FreedBufferError, ClosedDeviceError : as `write`.
         """
         try:
@@ -312,7 +317,7 @@ class Buffer:
                 self.device.backend.fill_memory(self.address, self.nbytes, pattern)
 
     def _check_number(self, value: Any) -> None:
-        """Raise `ValueError` unless `value` is what elements of the dtype are made of."""
+        """Raise `ValueError` unless `value` is a number that the dtype can have."""
         number = isinstance(value, Number | np.generic | np.ndarray)
         if self.dtype.kind in "biuf" and (not number or np.iscomplexobj(value)):
             raise ValueError("it must be a real number")
@@ -326,12 +331,11 @@ class Buffer:
             raise ValueError(f"it must be a value of {self.dtype}")
 
     def free(self) -> None:
-        """Give the memory back.
+        """Free the memory.
 
         Raises
         ------
-        FreedBufferError : it has been freed before, or this is a view (free what it was cut from
-            instead).
+        FreedBufferError : the buffer was freed before, or is a view: free the whole buffer instead.
         BusyError : a run that has not ended uses the buffer, or a view of it.
         """
         self.check_usable("free")
@@ -347,7 +351,8 @@ class Buffer:
         Raises
         ------
         ArgumentError : `part` is no slice of integers.
-        OutOfBoundsError : the slice does not lie in the buffer (no clipping, no negative indices).
+        ShapeError : the buffer has more dimensions, or `part` a step.
+        OutOfBoundsError : the slice exceeds the buffer (no clipping, no negative indices).
         """
         if not isinstance(part, slice):
             raise ArgumentError(f"index of {self!r} must be a slice, not {part!r}")
@@ -362,7 +367,7 @@ class Buffer:
         return Buffer(self.device, address, (stop - start,), self.dtype, root=self._root or self)
 
     def check_usable(self, action: str) -> None:
-        """Raise unless the buffer lives on an open device; `action` is what was to be done."""
+        """Raise unless the buffer is allocated and its device open; errors name the `action`."""
         if self.device.closed:
             self.device.check_open(f"{action} {self!r}")
         if self.freed:

@@ -1,4 +1,4 @@
-"""Devices: opened by name, the same whatever is behind the name."""
+"""Devices, opened by name, with one interface for every backend."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from nearstep_spec.blockwise import BlockLayout
 from nearstep_spec.rule.optimizer import Optimizer
 
 BACKENDS = "nearstep.backends"
-"""Entry-point group in which packages offer backends, by the name that starts a device name."""
+"""Entry-point group of backends, by the first part of a device name."""
 
 FAMILIES = {
     "axdimm": "nearstep.axdimm.device:AxdimmDevice",
     "coarse": "nearstep.coarse.device:CoarseDevice",
     "smartssd": "nearstep.smartssd.device:SmartssdDevice",
 }
-"""Class that drives each family of devices."""
+"""Driver of each family of devices."""
 
 Driver = TypeVar("Driver", bound="Device")
 
 
 class _Submitted(NamedTuple):
-    """A transfer that was submitted; not its buffer, which refers to the device.
+    """A transfer that was submitted; without its buffer, which refers to the device.
 
     Attributes
     ----------
     start, stop : device addresses.
-    changes : whether it writes there.
+    changes : whether the transfer writes device memory.
     """
 
     start: int
@@ -69,17 +69,17 @@ class _Submitted(NamedTuple):
 
 
 class Device:
-    """One device: its memory, and through the class of its family its registers and kernels.
+    """One device: its memory; the class of its family adds registers and kernels.
 
-    Close it, or use it as a context manager. After that methods raise `ClosedDeviceError`;
+    Close it, or use it as a context manager. Methods of a closed device raise `ClosedDeviceError`;
     in a child after `fork()` they raise `ForkedDeviceError`.
 
     Attributes
     ----------
-    url : the name that it was opened by.
+    url : the device's name.
     backend : the transport, for tests and tools.
-    ends_runs : the last elements of a run are rounded otherwise, as torch rounds those of a tensor:
-        no run goes on behind a tensor that has padding behind it.
+    ends_runs : whether the last elements of a run are rounded differently, as torch rounds those of
+        a tensor: a run ends with each tensor that is followed by padding.
     regs : registers as objects: `dev.regs.adam0.status.busy`; none on a device of several nodes.
     """
 
@@ -101,7 +101,7 @@ class Device:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or belongs to another process, which opened it."""
+        """Whether the device was closed, or was opened by another process."""
         return self._closed or os.getpid() != self._process
 
     @property
@@ -111,33 +111,33 @@ class Device:
 
     @property
     def free_bytes(self) -> int:
-        """Memory not allocated, in bytes, over all free pieces."""
+        """Free memory in bytes, over all pieces."""
         return sum(allocator.free_bytes for allocator in self._allocators)
 
     @property
     def stripe_bytes(self) -> int:
-        """Bytes of one array that lie on one channel before the next channel has its turn."""
+        """Bytes of a block of a striped array; blocks are on the channels in turn."""
         return LINE_BYTES
 
     @property
     def stripe_align(self) -> int:
-        """Address that arrays used together are best a multiple of, in bytes."""
+        """Preferred alignment of arrays that are used together, in bytes."""
         return LINE_BYTES
 
     @property
     def stripe_skew(self) -> int:
-        """How far behind such an address arrays in 8 bits, the first, second and so on, best begin
-        once, twice and so on, in bytes."""
+        """Preferred offset in bytes: the k-th array in 8 bits, from 1, begins k * `stripe_skew`
+        behind a multiple of `stripe_align`."""
         return 0
 
     @property
     def block_layout(self) -> BlockLayout | None:
-        """How arrays in 8 bits lie in its memory; None if it has none."""
+        """Layout of arrays in 8 bits; None on a device without them."""
         return None
 
     @property
     def drive_places(self) -> Sequence[str]:
-        """Drives behind the device, one for each channel: files or block devices; none on most."""
+        """Drives behind the device, one a channel: files or block devices; mostly empty."""
         return ()
 
     @property
@@ -152,12 +152,12 @@ class Device:
         return self.backend.cycles
 
     def update(self, optimizer: str | Optimizer, arrays: Mapping[str, Any], **options: Any) -> Run:
-        """Start a step of an optimizer, where the device has update kernels; see
+        """Start a step of an optimizer on a device with update kernels; see
         `nearstep.updater.updating.UpdatingDevice.update`.
 
         Raises
         ------
-        ArgumentError : it has none.
+        ArgumentError : the device has none.
         """
         raise ArgumentError(f"cannot update: {self.url} has no update kernels")
 
@@ -170,12 +170,12 @@ class Device:
         align: int = LINE_BYTES,
         offset: int = 0,
     ) -> Buffer:
-        """Reserve memory for an array. Its contents are undefined.
+        """Allocate an array. Its contents are undefined.
 
         Parameters
         ----------
-        channel : memory channel that it lies on, from 0; most devices have one.
-        align, offset : its address is `offset` bytes behind a multiple of `align`: both are
+        channel : memory channel, from 0; most devices have one.
+        align, offset : the array starts `offset` bytes behind a multiple of `align`; both are
             multiples of a 64-byte line.
 
         Raises
@@ -211,11 +211,11 @@ class Device:
 
     @property
     def channel_count(self) -> int:
-        """Memory channels."""
+        """Number of memory channels."""
         return len(self._allocators)
 
     def channel_of(self, buffer: Buffer) -> int:
-        """Memory channel that a buffer of this device lies on."""
+        """Memory channel of a buffer of this device."""
         return next(
             number
             for number, each in enumerate(self._allocators)
@@ -233,17 +233,17 @@ class Device:
 
     @contextmanager
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
-        """The host reaches the memory of `buffer` in this `with` statement: once no other
-        thread has given its channel to the kernel.
+        """Let the host access the memory of `buffer` in a `with` statement; wait while another
+        thread has given the channel to the kernel.
 
         Raises
         ------
-        ModeError : its channel belongs to the kernel.
+        ModeError : this thread has given the channel to the kernel.
         """
         yield
 
     def check_unused(self, buffer: Buffer, action: str, *, changes: bool) -> None:
-        """Raise unless the host may use `buffer` now; `action` is what was to be done.
+        """Raise unless the host may use `buffer` now; errors name the `action`.
 
         Parameters
         ----------
@@ -260,11 +260,11 @@ class Device:
                 raise BusyError(f"cannot {action} {buffer!r}: {each} has not ended")
 
     def under_way(self, buffer: Buffer, completion: Completion, *, changes: bool) -> Completion:
-        """Keep in mind that a transfer uses a buffer; called by the buffer.
+        """Record that a transfer uses a buffer; called by the buffer.
 
         Parameters
         ----------
-        changes : whether it writes the buffer.
+        changes : whether the transfer writes the buffer.
         """
         with self._lock:
             self._transfers = [each for each in self._transfers if not each.completion.ended]
@@ -282,16 +282,16 @@ class Device:
                 raise BusyError(f"cannot {action}: {each} has not ended")
 
     def release(self, buffer: Buffer) -> None:
-        """Take back the memory of `buffer`; called by `nearstep.buffer.Buffer.free`."""
+        """Free the memory of `buffer`; called by `nearstep.buffer.Buffer.free`."""
         self._released.append(buffer)
         with self._lock:
-            if not self._allocating:  # as a finaliser may be called while this thread allocates
+            if not self._allocating:  # a finaliser may be called while this thread allocates
                 with self._allocation():
                     pass
 
     @contextmanager
     def _allocation(self) -> Iterator[None]:
-        """Allocators and guards are this thread's; at the end, what was released is taken back."""
+        """Lock allocators and guards; free released buffers at the beginning and at the end."""
         with self._lock:
             self._allocating = True
             try:
@@ -310,19 +310,19 @@ class Device:
                 self.backend.protect(buffer.address, buffer.nbytes)
 
     def reset(self) -> None:
-        """Hard reset of the kernels and of their path to memory. Memory and buffers stay."""
+        """Hard reset of the kernels and of their path to memory. Memory and buffers are kept."""
         self.check_open("reset")
         self.backend.reset()
 
     def close(self) -> None:
-        """Give the device back; its buffers are gone. Closing twice does nothing."""
+        """Close the device; its buffers become invalid. Closing twice does nothing."""
         if not self.closed:
             self._closed = True
             self._transfers.clear()
             self.backend.close()
 
     def check_open(self, action: str) -> None:
-        """Raise `ClosedDeviceError` if closed; `action` is what was to be done."""
+        """Raise `ClosedDeviceError`, which names the `action`, if the device is closed."""
         if os.getpid() != self._process:
             raise ForkedDeviceError(self.url, action, self._process)
         if self._closed:
@@ -368,15 +368,15 @@ def open_device(url: str, driver: type[Device] = Device) -> Device:
 
     Parameters
     ----------
-    driver : class that the device must be of, such as `nearstep.coarse.CoarseDevice`. A name of
-        another family is refused before a simulator of it is built.
+    driver : class of the device, such as `nearstep.coarse.CoarseDevice`. A name of another family
+        is refused before a simulator is built.
 
     Raises
     ------
     UrlError : not a device name, no such backend, or the backend has no such family.
     OptionError : an option is unknown or has a bad value.
-    MismatchError : the device is not one of `driver`, or not the one that its driver was written
-        for.
+    MismatchError : the device is of another class than `driver`, or its registers are not those of
+        its configuration.
     """
     backend = open_backend(url, driver)
     try:
@@ -389,18 +389,18 @@ def open_device(url: str, driver: type[Device] = Device) -> Device:
 
 
 def open_backend(url: str, driver: type[Device] = Device) -> Backend:
-    """What `open_device` drives: the device without its driver, such as to give it to others.
+    """Open a device without its driver.
 
     Raises
     ------
     UrlError, OptionError
-    MismatchError : the name is that of a family which `driver` is not for.
+    MismatchError : `driver` is for another family.
     """
     name = _parsed(url)
     if name.backend == HOST:
         reason = (
-            "the processor is no device: it has no memory of its own and no registers; "
-            "optimizers of nearstep.optim update tensors of the host by it"
+            "the processor is no device: it has neither memory of its own nor registers; "
+            "optimizers of nearstep.optim accept the name, and update tensors of the host"
         )
         raise UrlError(url, reason)
     if name.target in FAMILIES:
@@ -415,12 +415,12 @@ def open_processor(url: str = f"{HOST}:") -> Processor:
 
     Raises
     ------
-    UrlError : not the name of a processor, or the package that compiles rules is not installed.
+    UrlError : no name of a processor, or the package that compiles rules is not installed.
     OptionError
     """
     name = _parsed(url)
     if name.backend != HOST:
-        raise UrlError(url, "it is no processor", [f"{HOST}:"])
+        raise UrlError(url, "no name of a processor", [f"{HOST}:"])
     processor: Processor = _opened(name)
     return processor
 
@@ -432,13 +432,13 @@ def _parsed(url: str) -> DeviceUrl:
 
 
 def _opened(name: DeviceUrl) -> Any:
-    """What the backend of a name opens."""
+    """Open the backend, or the processor, of a name."""
     return backend_of(name).load()(name.target, dict(name.options))
 
 
 @cache
 def backends() -> dict[str, EntryPoint]:
-    """Return the installed backends by name, in order; read once, as a search takes 15 ms."""
+    """Return the installed backends by name, in order; cached, since a search takes 15 ms."""
     return {entry.name: entry for entry in sorted(entry_points(group=BACKENDS))}
 
 
@@ -447,7 +447,7 @@ def backend_of(name: DeviceUrl) -> EntryPoint:
 
     Raises
     ------
-    UrlError : there is none, also after packages that were installed meanwhile are searched.
+    UrlError : there is none, even in packages installed since the last search.
     """
     if name.backend not in backends():
         backends.cache_clear()
@@ -457,11 +457,11 @@ def backend_of(name: DeviceUrl) -> EntryPoint:
 
 
 def drive(backend: Backend, url: str) -> Device:
-    """The driver of the family of `backend`, over that backend.
+    """Make the device of a backend, with the driver of its family.
 
     Raises
     ------
-    UrlError : nothing here drives the family.
+    UrlError : there is no driver for the family.
     MismatchError
     """
     if backend.family not in FAMILIES:
@@ -470,7 +470,7 @@ def drive(backend: Backend, url: str) -> Device:
 
 
 def _driver(family: str) -> type[Device]:
-    """Class that drives a family."""
+    """Import the driver of a family."""
     module, _, attribute = FAMILIES[family].partition(":")
     driver: type[Device] = getattr(importlib.import_module(module), attribute)
     return driver

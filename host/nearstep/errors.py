@@ -230,7 +230,7 @@ class AccessError(FieldedDeviceError):
 
     Attributes
     ----------
-    write : whether it was a write, and no read.
+    write : whether the access was a write.
     """
 
     _: KW_ONLY
@@ -283,7 +283,7 @@ class CompletionError(MemoryBarError):
 
 
 class PostedWriteError(MemoryBarError):
-    """A write through a memory BAR that failed after it was sent: found out at a later access."""
+    """A write through a memory BAR that failed after it was sent; reported by a later access."""
 
     template = "posted write to memory at {address:#x}: response must be OKAY, not {status}"
 
@@ -305,9 +305,9 @@ class BusyError(DeviceError):
 
 
 class ResetNeededError(DeviceError):
-    """The device stopped before; it does nothing more until it is reset.
+    """The device has stopped, and must be reset.
 
-    Its `__cause__` is the error that stopped it, where that is known.
+    `__cause__` is the error that stopped the device, if known.
     """
 
 
@@ -356,12 +356,12 @@ class ModeRegisterError(FieldedDeviceError):
 
 
 class LostCommandError(FieldedDeviceError):
-    """Commands of the host's memory controller came while the kernel had the memory, and were lost.
+    """Commands that the host's memory controller sent while the kernel had the memory were lost.
 
     Attributes
     ----------
-    count : since `control.clear`.
-    pins, bank : of the first: A17 to A0; BA in the low two bits, then BG.
+    count : lost commands since `control.clear`.
+    pins, bank : of the first one: A17 to A0; BA in the low two bits, then BG.
     """
 
     template = (
@@ -386,7 +386,7 @@ class WaitTimeoutError(FieldedDeviceError):
     Attributes
     ----------
     max_cycles : device cycles (steps, on a device without a clock).
-    unit : which of the two.
+    unit : `device cycles` or `steps`.
     """
 
     template = "waited {max_cycles} {unit} for {waited_for}"
@@ -404,8 +404,8 @@ class KernelError(FieldedDeviceError):
     cause : name of the cause, as in the register map.
     stream : name of the stream that failed, as in the register map: `G_READ`, `COPY_OUT`.
     address : address of the first error.
-    committed : elements whose every result is known to be in memory. Of the others, the blocks that
-        were not started are as they were; the rest may be half done.
+    committed : elements whose every result is known to be in memory. Of the others, blocks that
+        were not started are unchanged; the rest may be partly written.
     count : elements that the run was to update.
     """
 
@@ -427,7 +427,7 @@ class BusResponseError(KernelError):
 
 
 class WindowError(KernelError):
-    """The kernel was sent to an address not granted by the host; nothing was accessed there."""
+    """An address of a run is outside the windows that the host granted, and was not accessed."""
 
 
 class ConfigurationError(KernelError):
@@ -452,7 +452,7 @@ class PairRangeError(PairError):
 
 
 class PairOrderError(PairError):
-    """An index comes too late: below the one before it, or of a block before that one's."""
+    """An index is below the one before it, or in an earlier block."""
 
 
 class AbortedError(KernelError):
@@ -460,7 +460,7 @@ class AbortedError(KernelError):
 
 
 class MemoryFaultError(AccessError):
-    """The kernel made an access that an emulated memory does not let pass."""
+    """The kernel made an access that an emulated memory refuses."""
 
     template = "{action} at {address:#x}: {reason}"
     reason: str
@@ -472,7 +472,7 @@ class OutOfRangeError(MemoryFaultError):
 
 
 class UninitialisedError(MemoryFaultError):
-    """A read of memory that nobody has written."""
+    """A read of memory that was never written."""
 
 
 class GuardError(MemoryFaultError):

@@ -1,4 +1,5 @@
-"""Arrays of other libraries as numpy's, such as tensors of torch, which is not imported here."""
+"""Conversion of other libraries' arrays, such as torch's tensors, to numpy's; torch is not imported
+here."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from nearstep.errors import DtypeError
 
 
 def host_array(what: object, value: Any, dtype: np.dtype) -> NDArray[Any]:
-    """`value` as an array, without a copy where it can be had without one.
+    """`value` as an array of numpy, without a copy where possible.
 
     Parameters
     ----------
-    what : of which errors have the `repr`.
-    value : numpy's; a dense tensor of torch on the CPU, of which the values count, not the
-        gradient; or one that numpy takes by its `__dlpack__` or `__array__`.
-    dtype : wanted: bfloat16, which numpy has not, is given as uint16, and as that alone.
+    what : named in errors, by its `repr`.
+    value : an array of numpy; a dense tensor of torch on the CPU, whose gradient is ignored; or an
+        object with `__dlpack__` or `__array__`.
+    dtype : wanted; a tensor of bfloat16, which numpy lacks, is accepted for uint16 only.
 
     Raises
     ------

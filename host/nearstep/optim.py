@@ -11,8 +11,8 @@ count, and fetches the parameters.
 
 Parameters and state are bit-identical to those of torch's optimizer with `fused=True` on a CPU, if
 
-- the parameters are fp32: of 16-bit parameters torch keeps 16-bit state, nearstep keeps fp32 state
-  and an fp32 master, unless the rule keeps bf16 as torch does (`examples/adam_bf16.py`);
+- the parameters are fp32: for 16-bit parameters torch keeps 16-bit state, nearstep fp32 state and
+  an fp32 master, unless the rule keeps bf16 as torch does (`examples/adam_bf16.py`);
 - the size of each is divisible by 16: torch computes the remainder with scalar code that rounds
   differently in Adam, AdamW and SGD with momentum; no difference was seen in Adagrad and in SGD
   without momentum (torch 2.13);
@@ -33,30 +33,32 @@ Behaviour that differs from torch's, or that torch leaves open:
 - `optimizer.state[p]` fetches moments (momentum buffers, sums) when they are read, as copies that
   are valid until the next step. Changes to a copy before that step are sent to the device.
 - Moments are fp32 whatever the parameter's format, unless the rule or the device names another
-  one. In 8 bits (`state_format=dynamic8`) a moment is codes, a tensor of uint8, and scales beside
-  it, under `exp_avg_scale` and the like. Of 16-bit parameters, `state_dict()` has `master_param`,
-  the fp32 master, besides torch's keys; torch ignores it.
+  one. In 8 bits (`state_format=dynamic8`) a moment is codes, a tensor of uint8, and scales, under
+  `exp_avg_scale` and the like. For 16-bit parameters `state_dict()` has, besides torch's keys,
+  `master_param`, the fp32 master, which torch ignores.
 - A parameter that was changed on the host between steps, by any means, becomes the master.
-- `golden:axdimm` updates large fp32 parameters in host memory, because the memory of a DIMM is the
-  host's: they are not copied, and change with their run. With `in_place=no` in the device's name
-  they are copied, and the host's change only after the last run of a step.
+- `golden:axdimm` updates large fp32 parameters in host memory without a copy, because the memory of
+  a DIMM is the host's: a parameter changes with its run. With `in_place=no` in the device's name
+  parameters are copied, and the host's change only after the last run of a step.
 - With a kernel that scans and scales (`scan=yes&gradient_scale=yes`), and without compression,
   `torch.amp.GradScaler` leaves the division by its scale to the step, as with torch's fused
   optimizers. torch's scaler searches for infinities on the host first, and `p.grad` is divided in
   place after the step, as in torch's fused steps, unless the step was skipped.
   `nearstep.optim.GradScaler` leaves the search to the device, too, and does not change `p.grad`.
-  Otherwise the scaler unscales the gradients on the host, as for every optimizer that is not fused.
+  With other kernels the scaler unscales the gradients on the host, as for every optimizer that is
+  not fused.
 - Options of a group are checked when the group is added or loaded, and in steps in which one of its
   parameters has a gradient; torch checks only those of the constructor.
 - Under `torch.compile` a step is a graph break; with `fullgraph=True` it is refused.
-- Of a DTensor (`fully_shard`, tensor parallelism) the device has the local tensor. Its state has
-  the parameter's placements, and gradients are redistributed to these first, as in torch. See
+- For a DTensor (`fully_shard`, tensor parallelism) the device has the local tensor. State has the
+  parameter's placements, and gradients are redistributed to these first, as in torch. See
   `docs/training.md`.
 - `compression` sends only the largest elements of each gradient; `max_grad_norm` clips on the
   device: see `docs/training.md`. Both hold for all groups, and are not in `state_dict()`; the
   residual of compression is: `residual`, besides torch's keys.
-- `updates="in-backward"` updates a parameter, and frees its gradient, as soon as backward has made
-  the gradient. What would give other bits raises `EarlyUpdateError`: see `docs/training.md`.
+- `updates="in-backward"` updates a parameter, and frees its gradient, as soon as backward has
+  computed the gradient. Uses that would give other bits raise `EarlyUpdateError`: see
+  `docs/training.md`.
 - `from_deepspeed` makes an optimizer, with clipping, loss scaling and accumulation, from a
   configuration in DeepSpeed's spelling.
 - `copy.deepcopy` shares the device and allocates its own memory; unpickling opens a device of the
@@ -104,16 +106,16 @@ class Adam(DeviceOptimizer, optimizer="adam"):
 
     The kernel needs the rule `adam`, or `adam_amsgrad` for groups with `amsgrad`. As in torch, a
     parameter has `max_exp_avg_sq` if its first step is with `amsgrad`; steps without `amsgrad` do
-    not change it. A step with `amsgrad` of a parameter that lacks `max_exp_avg_sq` raises KeyError
-    in torch, StateError here; assign `optimizer.state[p]["max_exp_avg_sq"] = torch.zeros_like(p)`
-    to enable it later.
+    not change `max_exp_avg_sq`. A step with `amsgrad` of a parameter that lacks it raises KeyError
+    in torch, StateError here; to enable `amsgrad` later, assign
+    `optimizer.state[p]["max_exp_avg_sq"] = torch.zeros_like(p)`.
 
     Parameters
     ----------
     params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay : as in torch.
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU.
-    device : name of a device (see `nearstep.open`), which the optimizer opens, and which is closed
-        with the last optimizer that uses it; or a device that the caller opened, and closes. None,
+    device : name of a device (see `nearstep.open`), which is opened here, and closed with the last
+        optimizer that uses it; or a device that the caller opened, and closes. None,
         or `host:`: this machine's processor updates the tensors in place; the arguments below are
         for devices only, except `state_dtype` and `rounding`. A function: makes a custom home from
         the layout of a parameter's state (`examples/shm_home.py`).
@@ -132,8 +134,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
         which the caller opened, and closes. See `docs/storage.md`.
     memory : with drives: device memory for parameters, gradients and state: bytes, text such as
         `64MiB`, or a share of their size, such as `25%`.
-    eviction : evict first what the step has updated already (`updated_first`), or what is used
-        again last (`belady`).
+    eviction : evict first parameters that the step has updated already (`updated_first`), or those
+        used again last (`belady`).
     resume : resume parameters, state and options of groups from the last step on the drives.
         `"common"`: from the last step that the drives of all ranks have; a number: from this
         generation. Paths of other drives, of any number and of any device, or their folder: copy
@@ -149,8 +151,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
         parameter.
     rounding : of states in bfloat16: `nearest`, to even; or `stochastic`, up with the probability
         of the dropped fraction, if the kernel supports it (`stochastic_rounding=yes`).
-    updates : `at-step`, or `in-backward`: a parameter is updated as soon as backward has made its
-        gradient, whose memory is freed then; see `docs/training.md`.
+    updates : `at-step`, or `in-backward`: a parameter is updated, and its gradient freed, as soon
+        as backward has computed the gradient; see `docs/training.md`.
     rounding_seed : seed of the random bits, from 0, below 2**32. They depend only on the seed, the
         step count, and the index of an element among all parameters, so runs with equal seeds are
         equal on every device.
@@ -326,8 +328,8 @@ class Adagrad(DeviceOptimizer, optimizer="adagrad"):
 class Muon(DeviceOptimizer, optimizer="muon"):
     """`torch.optim.Muon` on a device: parameters are matrices; the kernel needs the rule `muon`.
 
-    A step has two runs. The first one updates momentum and decays parameters where these are kept;
-    the host fetches momentum and makes the update orthogonal with torch; the second run adds the
+    A step has two runs. The first one updates momentum and decays parameters on the device; the
+    host fetches momentum and makes the update orthogonal with torch; the second run adds the
     update. Bits are those of torch's Muon with as many threads, in fp32 and fp16 for parameters of
     every size; `docs/training.md` has the conditions in bf16. A parameter may be in its group once.
 

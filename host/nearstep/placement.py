@@ -1,4 +1,4 @@
-"""Where parameters lie on a device, and how they are grouped into runs of the kernel."""
+"""Places of parameters in device memory, and their grouping into runs of the kernel."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from nearstep.updater.rounding import Numbering
 from nearstep_spec.blockwise import GROUP, SIGNED
 
 ARRAYS: Mapping[str, float] = MappingProxyType({"p": 0.0, "g": 0.0, "m": 0.0, "v": 0.0})
-"""Arrays of an Adam step, each with what its elements are before the first: parameters, gradients,
-first and second moments."""
+"""Arrays of an Adam step, with initial values: parameters, gradients, first and second moments."""
 
 _DTYPES: Mapping[str, np.dtype] = MappingProxyType(
     {
@@ -33,10 +32,10 @@ _DTYPES: Mapping[str, np.dtype] = MappingProxyType(
         "copy_bf16": np.dtype(np.uint16),
     }
 )
-"""Arrays of 16 bits of any segment: gradients, and copies of the updated parameters."""
+"""16-bit arrays of any segment: gradients, and copies of the updated parameters."""
 
 FILLED_BYTES = 1 << 20
-"""Bytes of an array in 8 bits that are written at once where it is filled."""
+"""Bytes written at a time when an array is filled."""
 
 LINE_ELEMENTS = LINE_BYTES // np.dtype(np.float32).itemsize
 """Elements of a line of an fp32 array. A line of a 16-bit array has twice as many."""
@@ -47,14 +46,14 @@ Arenas = Mapping[str, Buffer]
 
 
 class Elsewhere(Protocol):
-    """An array of a segment that is not in the memory of the device: its elements, or the bytes of
-    one in 8 bits."""
+    """An array of a segment that is not in device memory, counted in elements, or, if it is in
+    8 bits, in bytes."""
 
     def read(self, start: int, out: NDArray[Any]) -> None:
-        """Copy what is from `start` on to `out`, of shape (n,)."""
+        """Copy elements from `start` on to `out`, of shape (n,)."""
 
     def write(self, start: int, data: NDArray[Any]) -> None:
-        """Copy `data`, of shape (n,), to what is from `start` on."""
+        """Copy `data`, of shape (n,), to elements from `start` on."""
 
 
 class Segment:
@@ -63,19 +62,19 @@ class Segment:
     Parameters
     ----------
     size : elements of each array.
-    line : extents start on multiples of it; in a segment with arrays of 16 bits, two lines; with
-        arrays in 8 bits, a block.
+    line : alignment of extents, in elements: a line; two lines if the segment has 16-bit arrays; a
+        block if it has arrays in 8 bits.
     dtypes : of arrays of the rule that are not float32.
-    quantized : formats of those in 8 bits, by name. What is read and written of one are the bytes
-        that it has on a device of one channel.
+    quantized : formats of arrays in 8 bits, by name. Such an array is read and written as bytes, in
+        the layout of a device with one channel.
 
     Attributes
     ----------
     stripes : how elements are spread over the channels.
-    arenas : by channel.
-    origin : index of its first element among those of all segments of a placement.
-    numbers : index of the first element of each extent among the parameters of a placement, each
-        from a multiple of two lines on.
+    arenas : arrays in device memory, by channel and name.
+    origin : index of the first element among those of all segments of a placement.
+    numbers : by the start of each extent, index of its first element among the parameters of a
+        placement; each parameter begins at a multiple of two lines.
     """
 
     def __init__(
@@ -105,14 +104,16 @@ class Segment:
             assert self.stripes.channels == 1 or self.stripes.block == self._layout.elements
 
     def dtype_of(self, array: str) -> np.dtype:
-        """Of the elements of an array."""
+        """Dtype of an array's buffers: uint8 if the array is in 8 bits."""
         return self._dtypes.get(array, np.dtype(np.float32))
 
     def span(self, array: str, start: int, stop: int) -> tuple[Stripes, int, int]:
-        """Elements [start, stop) of an array as what its buffers have, elements or bytes: how these
-        are spread over the channels, and which they are.
+        """Convert elements [start, stop) of an array to a range of what its buffers hold: elements,
+        or the bytes of an array in 8 bits, in which `start` begins a block.
 
-        In an array in 8 bits `start` begins a block.
+        Returns
+        -------
+        stripes, first, last : how the buffers are striped, and the range.
         """
         layout = self._layout
         if layout is None or array not in self._quantized:
@@ -126,8 +127,8 @@ class Segment:
         return array in self._quantized
 
     def runs_on(self, count: int) -> bool:
-        """Whether a run may go on behind an extent of `count` elements: if no padding has a scale
-        together with any of them, and the device does not end a run with each tensor."""
+        """Whether a run may continue after an extent of `count` elements: not if padding follows,
+        and the device ends runs there, or the padding shares the scale of a group with elements."""
         if self._device.ends_runs:
             return count % self.line == 0
         return not (self._quantized and count % GROUP)
@@ -139,7 +140,7 @@ class Segment:
 
     @property
     def take_largest(self) -> TakeLargest | None:
-        """What the device's backend offers to take elements from arrays of the host by."""
+        """`Backend.take_largest` of the device."""
         return self._device.backend.take_largest
 
     @property
@@ -147,14 +148,15 @@ class Segment:
         return self._arenas
 
     def elsewhere(self, array: str) -> Elsewhere | None:
-        """Where an array is while it is not in the memory of the device."""
+        """The array's store while the array is not in device memory; None while it is."""
         return None
 
     def written(self, array: str) -> None:
-        """The host has written some of an array in the memory of the device."""
+        """Note that the host writes an array in device memory."""
 
     def reserve(self, arrays: Mapping[str, float], *, besides: str = "") -> None:
-        """Allocate those of `arrays` that are missing, `besides` one, each filled with its value.
+        """Allocate those of `arrays` that are missing, except `besides`, and fill each with its
+        value.
 
         Raises
         ------
@@ -193,7 +195,7 @@ class Segment:
             raise
 
     def filling(self, array: str, value: float) -> NDArray[Any]:
-        """Return a part of an array whose elements have a value; repeated, it is all of it."""
+        """Return a piece of an array whose elements all have a value; to be repeated."""
         if array not in self._quantized:
             dtype = self.dtype_of(array)
             return np.full(FILLED_BYTES // dtype.itemsize, element(value, dtype), dtype)
@@ -209,7 +211,7 @@ class Segment:
             buffer[at:stop].write(blocks[: stop - at])
 
     def _give_up(self, arrays: Iterable[str]) -> None:
-        """Free what there is of these arrays."""
+        """Free these arrays, as far as they are allocated."""
         names = list(arrays)
         for arenas in self._arenas:
             _free([arenas.pop(name) for name in names if name in arenas])
@@ -217,8 +219,8 @@ class Segment:
     def reserve_lists(
         self, sizes: Sequence[int], dtypes: Mapping[str, DTypeLike]
     ) -> Sequence[Arenas]:
-        """Allocate arrays that are not striped: for each channel one of each dtype, of a size of
-        its own.
+        """Allocate arrays that are not striped: on each channel one of each dtype, with the
+        channel's size.
 
         Raises
         ------
@@ -236,7 +238,7 @@ class Segment:
         return made
 
     def parts(self, array: str, start: int, stop: int) -> Iterator[tuple[int, Buffer]]:
-        """Where elements [start, stop) of an array are: channel and buffer, without empty ones."""
+        """Channels and buffers of elements [start, stop) of an array, without empty ones."""
         stripes, begin, end = self.span(array, start, stop)
         for channel, arenas in enumerate(self.arenas):
             first, last = stripes.span(begin, end, channel)
@@ -244,8 +246,8 @@ class Segment:
                 yield channel, arenas[array][first:last]
 
     def numbering(self, start: int, channel: int) -> Numbering:
-        """Indices of the elements that a channel has from element `start` on: the same, however
-        many channels there are."""
+        """Indices of a channel's elements from element `start` on, for random bits; they do not
+        depend on the number of channels."""
         stripes = self.stripes
         if self._device.ends_runs:
             return Numbering(index=self.numbers[start])
@@ -257,13 +259,13 @@ class Segment:
         )
 
     def free(self) -> None:
-        """Give the memory back, unless that has been done."""
+        """Free the memory, unless that has been done."""
         for arenas in self._arenas:
             _free(arenas.values())
         _free(self._lists)
 
     def free_besides(self, array: str) -> None:
-        """Give the memory of all arrays but one back; `reserve` allocates them anew."""
+        """Free all arrays but one; `reserve` allocates them anew."""
         for arenas in self._arenas:
             _free(arenas.pop(name) for name in list(arenas) if name != array)
         _free(self._lists)
@@ -272,7 +274,7 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Extent:
-    """Place of one parameter: the same range of each array of a segment.
+    """One parameter in device memory: the same range of each array of a segment.
 
     Attributes
     ----------
@@ -286,16 +288,16 @@ class Extent:
 
     @cached_property
     def end(self) -> int:
-        """First element of a neighbour: behind the last line that this one has elements in."""
+        """First element behind the extent, padded to the segment's `line`."""
         return self.start + padded(self.count, self.segment.line)
 
     def size(self, array: str) -> int:
-        """Of what is read and written of `array`: elements; of one in 8 bits, bytes."""
+        """Elements that `read` and `write` copy; bytes if `array` is in 8 bits."""
         _, first, last = self.segment.span(array, self.start, self.start + self.count)
         return last - first
 
     def views(self, array: str) -> Sequence[Buffer]:
-        """The parts of `array` that hold this parameter, by channel, without empty ones."""
+        """This parameter's parts of `array`, by channel, without empty ones."""
         stop = self.start + self.count
         return [view for _, view in self.segment.parts(array, self.start, stop)]
 
@@ -320,9 +322,9 @@ class Extent:
             view.write(stripes.gather(flat, first, channel))
 
     def lend(self, array: str, data: NDArray[Any], *, writes: bool = False) -> bool:
-        """`write` without a copy, if it can be had: see `nearstep.buffer.Buffer.lend`.
+        """`write` without a copy, if possible: see `nearstep.buffer.Buffer.lend`.
 
-        Arrays that are striped over channels, or not in memory, are never lent.
+        Arrays that are striped over channels, or not in device memory, are never lent.
         """
         whole = self.segment.arenas[0].get(array)
         if self.segment.stripes.channels > 1 or whole is None:
@@ -330,17 +332,14 @@ class Extent:
         return whole[self.start : self.start + self.count].lend(data, writes=writes)
 
     def end_loan(self, array: str) -> None:
-        """What was lent as this array is the owner's again.
-
-        On a closed device, or if the memory was freed, it is so already.
-        """
+        """End a loan, unless the device was closed or the memory freed."""
         buffer = self.segment.arenas[0].get(array)
         if buffer is not None and not buffer.freed and not buffer.device.closed:
             buffer[self.start : self.start + self.count].end_loan()
 
     def holds(self, array: str, data: NDArray[Any]) -> bool | None:
-        """Whether one array is equal to `data`, of shape (count,), bit for bit; None if it takes
-        a `read` to find out."""
+        """Whether one array is equal to `data`, of shape (count,), bit for bit; None if only a
+        `read` can tell."""
         if self.segment.elsewhere(array) is not None:
             return None
         for channel, view in self.segment.parts(array, self.start, self.start + self.count):
@@ -350,7 +349,7 @@ class Extent:
         return True
 
     def read(self, array: str, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """One array, of shape (size(array),), from the device; into `out` if given.
+        """Copy one array to `out`, or to a new array, of shape (size(array),), and return it.
 
         Raises
         ------
@@ -374,7 +373,7 @@ class Extent:
         return out
 
     def joins(self, other: Extent) -> bool:
-        """Whether a run that updates `other` may go on with this one."""
+        """Whether a run that updates `other` may continue with this extent."""
         segment = other.segment
         return self.segment is segment and other.end == self.start and segment.runs_on(other.count)
 
@@ -388,9 +387,9 @@ class Launch:
 
     Attributes
     ----------
-    key : what they have in common.
-    count : elements over all channels, padding between extents included: it is updated with them,
-        and nobody reads it.
+    key : the extents' common key.
+    count : elements over all channels, including padding between extents, which is updated and
+        never read.
     parts : buffers of each run, by channel and array.
     """
 
@@ -405,17 +404,17 @@ class Launch:
 
     @property
     def start(self) -> int:
-        """First element in its segment."""
+        """First element, in the segment."""
         return self.extents[0].start
 
     @property
     def stop(self) -> int:
-        """Element of its segment behind the last."""
+        """End, in the segment."""
         return self.start + self.count
 
     @property
     def channels(self) -> Sequence[int]:
-        """Those that have any of its elements."""
+        """Channels that have elements of the launch."""
         stripes = self.segment.stripes
         spans = (stripes.span(self.start, self.stop, each) for each in range(stripes.channels))
         return [channel for channel, (first, last) in enumerate(spans) if first < last]
@@ -428,9 +427,8 @@ class Launch:
 class Placement:
     """Maps parameters to extents in arrays on one device.
 
-    Parameters that are placed together are neighbours in the order given, so that a step needs one
-    run a channel for each stretch of them that has equal hyper-parameters and step count, not one
-    for each.
+    Parameters that are placed together are neighbours, in the order given: a step needs one run a
+    channel for each stretch of parameters with equal hyper-parameters and step count.
     """
 
     def __init__(self, device: Device) -> None:
@@ -448,8 +446,8 @@ class Placement:
         dtypes: Mapping[str, np.dtype] = MappingProxyType({}),
         quantized: Mapping[str, str] = MappingProxyType({}),
     ) -> list[Extent]:
-        """Make a segment of `arrays`, filled with their values, with an extent for each count
-        that starts on a multiple of `line` elements; `dtypes` and `quantized` as of `Segment`.
+        """Make a segment of `arrays`, filled with their values, with an extent for each count;
+        `line`, `dtypes` and `quantized` are as in `Segment`.
 
         Raises
         ------
@@ -465,7 +463,7 @@ class Placement:
     def place_in(
         self, segment: Segment, counts: Sequence[int], arrays: Mapping[str, float]
     ) -> list[Extent]:
-        """The same in a segment that was made for them.
+        """Make extents in a segment of their size.
 
         Raises
         ------
@@ -483,13 +481,13 @@ class Placement:
         return extents
 
     def adopt(self, segment: Segment, elements: int) -> None:
-        """Have a segment, which has so many elements in extents, for runs; its memory is another's
-        to give back."""
+        """Add a segment with so many `elements` in extents; the owner frees its parameters, `free`
+        the other arrays."""
         self._number(segment, elements)
         self._guests.append(segment)
 
     def _number(self, segment: Segment, elements: int) -> None:
-        """Have a segment behind all others."""
+        """Append a segment, and number its elements."""
         segment.origin = self._elements
         self._elements += elements
         self._segments.append(segment)
@@ -497,12 +495,12 @@ class Placement:
     def launches(self, keyed: Iterable[tuple[Extent, Hashable]]) -> Iterator[Launch]:
         """Group extents into runs: neighbours of one segment, in order, with equal keys.
 
-        Where arrays are in 8 bits, a run ends behind an extent whose last group is not whole: the
-        scale of that group is of its elements alone.
+        With arrays in 8 bits, a run ends after an extent whose last group is not whole, so that
+        padding does not change the scale of that group.
 
         Parameters
         ----------
-        keyed : extents to update, in any order, each with what must be equal within a run.
+        keyed : extents to update, in any order, each with its key.
         """
         order = {id(segment): index for index, segment in enumerate(self._segments)}
         pending = sorted(
@@ -522,9 +520,9 @@ class Placement:
             yield _launch(group_key, group)
 
     def free(self) -> None:
-        """Give all memory back, but for parameters in segments that were adopted.
+        """Free all memory, except parameters in segments that were adopted.
 
-        On a closed device, or a second time, there is nothing to do.
+        On a closed device, or a second time, do nothing.
         """
         for segment in self._segments:
             if segment in self._guests:
@@ -552,8 +550,8 @@ def _launch(key: Hashable, extents: Sequence[Extent]) -> Launch:
 
 
 def element(value: float, dtype: np.dtype) -> float:
-    """What an array of a dtype has for a value: of uint16, which holds bfloat16, the bits of the
-    nearest one, ties to even."""
+    """A value as an element of a dtype: for uint16, the bits of the nearest bfloat16, ties to even;
+    for others the value."""
     if dtype != np.uint16:
         return value
     bits = int(np.float32(value).view(np.uint32))

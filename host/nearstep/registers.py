@@ -8,7 +8,7 @@
     regs.adam0.start.go = 1
     regs.adam0.error.cause                # ErrorCause.NONE
 
-Names come from the map: a wrong one is an error here, before the device is touched.
+Names are those of the map: a wrong name is an error before the device is touched.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from nearstep_spec.csr.model import (
 
 WORD_MASK = (1 << WORD_BITS) - 1
 EXACT_INTEGERS = 1 << 53
-"""Below it, every integer is a binary64, so that only one rounding leads to binary32."""
+"""Integers up to this one are exact in binary64: only the conversion to binary32 rounds."""
 
 
 class UnknownRegisterError(NearstepError, AttributeError):
@@ -52,7 +52,7 @@ class UnknownRegisterError(NearstepError, AttributeError):
     Attributes
     ----------
     name : what was asked for.
-    near : tuple[str, ...]. Names that exist and look like it; all names if none does.
+    near : tuple[str, ...]. Similar names that exist; all names if none is similar.
     """
 
     def __init__(self, kind: str, owner: str, name: str, known: Iterable[str]) -> None:
@@ -92,7 +92,7 @@ class RefusedWriteError(BusyError):
 
 
 class RegisterBus(Protocol):
-    """What registers need of a backend."""
+    """What registers use of a backend."""
 
     def read_register(self, address: int) -> int: ...
 
@@ -254,7 +254,7 @@ class BlockRegisters:
 
         Raises
         ------
-        MismatchError : ID, VERSION or MAP_HASH differ, whichever is seen first.
+        MismatchError : ID, VERSION or MAP_HASH differ; the first that does is named.
         """
         for name in ("id", "version", "map_hash"):
             register = self.map[name]
@@ -264,7 +264,7 @@ class BlockRegisters:
                 raise MismatchError(f"{self.name}.{name}", f"{expected:#010x}", f"{actual:#010x}")
 
     def take_refused(self) -> bool:
-        """Whether a write was refused since this was last called."""
+        """Whether a write was refused since the last call; clears the record."""
         paths = [
             (register.name, field.name)
             for register, field in self.map.fields()
@@ -279,7 +279,7 @@ class BlockRegisters:
     def dump(self) -> dict[str, int]:
         """Bits of every readable field, by name; registers that answer with an error are left out.
 
-        A field called `value` goes by the name of its register: `adam0.count`.
+        A field called `value` has the name of its register: `adam0.count`.
         """
         values = {}
         for register, field, bits in self._read_all():
@@ -288,7 +288,7 @@ class BlockRegisters:
         return values
 
     def table(self) -> Table:
-        """The dump for people: values as numbers and names."""
+        """The dump as a table: values as numbers and names."""
         table = Table("address", "field", "bits", "value", title=f"{self.name} ({self.map.name})")
         for register, field, bits in self._read_all():
             found = "bus error" if bits is None else f"{(bits & field.mask) >> field.lsb:#x}"
@@ -350,7 +350,6 @@ class Registers:
 
     Parameters
     ----------
-    bus : a backend.
     maps : base address in bytes and register map of each block.
 
     Raises

@@ -1,4 +1,4 @@
-"""A command that a kernel has been given."""
+"""A run of a kernel."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from nearstep.errors import ArgumentError, DeviceError
 from nearstep.scalars import is_whole
 
 MAX_BOUND = 1 << 64
-"""Bounds of waits are below it: backends count device cycles in 64 bits."""
+"""Bounds of waits are below this: backends count device cycles in 64 bits."""
 
 BOUND = "an integer from 0 to 2**64 - 1, or None"
-"""What a bound of a wait must be."""
+"""Valid bounds of a wait, in messages."""
 
 
 class Run(Completion):
-    """One run of a kernel, started and perhaps still going.
+    """One run of a kernel, which was started.
 
     Attributes
     ----------
-    count : elements that it updates.
+    count : elements that the run updates.
     """
 
     count: int
@@ -30,26 +30,26 @@ class Run(Completion):
     @property
     @abstractmethod
     def committed(self) -> int:
-        """Elements whose every result is known to be in memory, as far as has been seen."""
+        """Elements whose every result was in memory when the run was last polled."""
 
     @property
     @abstractmethod
     def error(self) -> DeviceError | None:
-        """What it failed with, None while it has not."""
+        """The error that the run failed with, or None."""
 
     @property
     @abstractmethod
     def cycles(self) -> int | None:
-        """Device cycles from START to the end; None while it runs, or without a clock."""
+        """Device cycles from START to the end; None during the run, or without a clock."""
 
     @property
     @abstractmethod
     def counters(self) -> Mapping[str, int]:
-        """Counters of the kernel by name, latched when it ended; empty while it runs."""
+        """Counters of the kernel by name, latched at the end; empty during the run."""
 
     @abstractmethod
     def wait(self, max_cycles: int | None = None) -> Self:
-        """Let the device run until this is done, and return self.
+        """Advance the device until the run ends, and return self.
 
         Parameters
         ----------
@@ -59,19 +59,18 @@ class Run(Completion):
         Raises
         ------
         ArgumentError : `max_cycles` is no integer, or negative.
-        KernelError : the run stopped; says why, where, and what is committed.
-        WaitTimeoutError : it neither completed nor stopped in time. It still runs: wait again, or
-            abort.
-        MemoryFaultError, ProtocolError : an emulated device caught the kernel at something
-            forbidden.
+        KernelError : the run stopped; the error says why, where, and how much is committed.
+        WaitTimeoutError : the run neither completed nor stopped in time, and continues: wait again,
+            or abort.
+        MemoryFaultError, ProtocolError : the kernel made an access that an emulated device refuses.
         """
 
     @abstractmethod
     def abort(self, max_cycles: int | None = None) -> None:
-        """Stop it: no new access is issued, those outstanding are drained. The device is then idle.
+        """Stop the run: no new access is issued, outstanding ones are drained, the device is idle.
 
-        When memory does not answer, the drain cannot end: then the device is reset hard.
-        Either way `error` is an `nearstep.errors.AbortedError` after it.
+        If the drain does not end, because memory does not answer, the device is reset hard.
+        In both cases `error` is a `nearstep.errors.AbortedError` afterwards.
         """
 
 
@@ -82,7 +81,7 @@ def check_bound(max_cycles: int | None) -> None:
 
 
 def is_bound(max_cycles: object) -> bool:
-    """Whether `max_cycles` can bound a wait: it is `BOUND`."""
+    """Whether `max_cycles` can bound a wait."""
     if is_whole(max_cycles):
         return bool(0 <= max_cycles < MAX_BOUND)
     return max_cycles is None

@@ -1,4 +1,4 @@
-"""Which values are whole numbers and truth values, as arguments."""
+"""Checks of arguments that are whole numbers or truth values."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from nearstep.errors import ArgumentError
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether `value` is a whole number, of Python or numpy; a truth value is none."""
+    """Whether `value` is a whole number, of Python or numpy, and no truth value."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def index(value: Any) -> int:
-    """`value` as an index, as `operator.index` has it; a truth value is none.
+    """`operator.index`, which here refuses truth values.
 
     Raises
     ------
-    TypeError : it is none.
+    TypeError : `value` is no index.
     """
     if isinstance(value, bool | np.bool_):
         raise TypeError("a truth value is no index")
@@ -28,11 +28,11 @@ def index(value: Any) -> int:
 
 
 def flag(name: str, value: object) -> bool:
-    """`value` if it is a truth value, of Python or numpy: a text, such as `"no"`, is none.
+    """`value` as a bool; it must be a truth value of Python or numpy, no text such as `"no"`.
 
     Raises
     ------
-    ArgumentError : it is none.
+    ArgumentError : `value` is none.
     """
     if not isinstance(value, bool | np.bool_):
         raise ArgumentError(f"{name} must be True or False, not {value!r}")
@@ -40,11 +40,6 @@ def flag(name: str, value: object) -> bool:
 
 
 def check_whole(name: str, value: object, least: int) -> None:
-    """Refuse what is no whole number from `least`.
-
-    Raises
-    ------
-    ArgumentError : it is none.
-    """
+    """Raise `ArgumentError` unless `value` is a whole number of at least `least`."""
     if not (is_whole(value) and value >= least):
         raise ArgumentError(f"{name} must be an integer from {least}, not {value!r}")

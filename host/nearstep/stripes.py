@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Stripes:
-    """Block k of an array lies on channel k modulo `channels`, behind earlier ones of it.
+    """Block k of an array is on channel k modulo `channels`, behind earlier blocks.
 
-    So a range of the array is one range on each channel, and no array, however large, loads one
-    channel by more than a block above another.
+    A range of the array is one range on each channel, and channels differ by at most one block of
+    each array.
 
     Parameters
     ----------
@@ -26,23 +26,23 @@ class Stripes:
     channels: int
 
     def before(self, element: int, channel: int) -> int:
-        """How many of the first `element` elements lie on a channel."""
+        """How many of the first `element` elements are on a channel."""
         rounds, over = divmod(element, self.block * self.channels)
         return rounds * self.block + min(max(over - channel * self.block, 0), self.block)
 
     def span(self, start: int, stop: int, channel: int) -> tuple[int, int]:
-        """Elements of a channel that are [start, stop) of the array."""
+        """Range, among a channel's elements, of those in [start, stop) of the array."""
         return self.before(start, channel), self.before(stop, channel)
 
     def element(self, place: int, channel: int) -> int:
-        """The element of the array that is at this place among those of a channel."""
+        """Index in the array of the element with index `place` among those of a channel."""
         rounds, within = divmod(place, self.block)
         return (rounds * self.channels + channel) * self.block + within
 
     def locate(self, elements: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Channel of each of these elements of the array, and its place among the elements there.
+        """Channel of each of these elements of the array, and its index among those of the channel.
 
-        The places on one channel ascend if the elements do.
+        The indices on one channel ascend if `elements` do.
         """
         blocks, within = np.divmod(elements, self.block)
         rounds, channels = np.divmod(blocks, self.channels)
@@ -59,13 +59,13 @@ class Stripes:
         return out
 
     def scatter(self, part: NDArray[Any], out: NDArray[Any], start: int, channel: int) -> None:
-        """Put the elements of a channel into `out`, which begins at `start`."""
+        """Copy the elements of a channel to `out`, which begins at `start`."""
         for theirs, ours in self._pieces(start, out.size, channel):
             out[theirs] = part[ours]
 
     def _pieces(self, start: int, count: int, channel: int) -> Iterator[tuple[slice, slice]]:
-        """Each block of a channel that a range touches: where it is in the range, and in what the
-        channel has of the range."""
+        """Slices of each block of a channel within a range: in the range, and in the channel's part
+        of the range."""
         first = self.before(start, channel)
         turn = self.block * self.channels
         at = start // turn * turn + channel * self.block

@@ -1,4 +1,4 @@
-"""Threads for simulations that do not touch each other."""
+"""Threads for independent simulations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from functools import partial
 from nearstep.errors import ArgumentError
 
 VARIABLE = "NEARSTEP_THREADS"
-"""Environment variable with the number of threads that simulate at once, at most; without it as
-many as this process has cores. Bits and cycles do not depend on it."""
+"""Environment variable with the largest number of threads that simulate at once; default: the cores
+of this process. Bits and cycles do not depend on it."""
 
 
 _share: ContextVar[int | None] = ContextVar("share", default=None)
-"""Threads that the current one may use, where others simulate beside it."""
+"""Threads that the current thread may use while others simulate."""
 _pool: ThreadPoolExecutor | None = None
 _lock = threading.Lock()
 
 
 def simulation_threads() -> int:
-    """Threads that may simulate at once.
+    """Return how many threads may simulate at once.
 
     Raises
     ------
@@ -41,25 +41,25 @@ def simulation_threads() -> int:
 
 
 def shared(threads: int) -> int:
-    """As many of `threads` as the current thread may use."""
+    """`threads`, or fewer if the current thread may use fewer."""
     share = _share.get()
     return threads if share is None else min(threads, share)
 
 
 def once(call: Callable[[], object]) -> Callable[[], object]:
-    """A function that makes a call the first time, and then does nothing.
+    """Return a function that makes a call the first time, and does nothing afterwards.
 
-    Ctrl-C does not separate the call from the note of it, if the call is of compiled code: what was
-    interrupted can be made whole by calling all of it again.
+    If the call is of compiled code, Ctrl-C cannot separate the call and the record of it: an
+    interrupted sequence of such functions is completed by calling all of them again.
     """
     return partial(next, map(operator.call, [call]), None)
 
 
 def at_once(calls: Sequence[Callable[[], object]]) -> None:
-    """Make calls that do not touch each other, and return when all have.
+    """Make independent calls in parallel, and return when all have returned.
 
-    All are made even if one raises; then the first error, in the order of the calls, is raised.
-    Ctrl-C ends it with the calls that go on.
+    All are made even if one raises; the first error, in the order of the calls, is raised
+    afterwards. After Ctrl-C no further call is made, and those that run are waited for.
     """
     total = simulation_threads()
     threads = max(1, min(total, len(calls)))
@@ -101,7 +101,7 @@ def _helpers() -> ThreadPoolExecutor:
 
 
 def _forget() -> None:
-    """A child after `fork()` has none of the threads, and maybe a lock that nobody releases."""
+    """Start afresh in a child after `fork()`, which has no threads, and maybe a lock held."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
     _share.set(None)

@@ -28,7 +28,7 @@ typedef enum {
     AXDIMM_MEMORY = 2,   /* a channel, a drive or the host has too little free memory */
     AXDIMM_CLOSED = 3,   /* the runtime was closed, or belongs to the parent of this process */
     AXDIMM_MODE = 4,     /* the channel is in the other mode; nothing was done */
-    AXDIMM_BUSY = 5,     /* a run or a copy that has not ended uses it; nothing was done */
+    AXDIMM_BUSY = 5,     /* a run or copy in flight uses the memory; nothing was done */
     AXDIMM_STORAGE = 6,  /* a drive failed, or is no drive of the runtime */
     AXDIMM_DEVICE = 7,   /* the AXDIMM refused, failed or did not answer */
     AXDIMM_FAILED = 8    /* any other error, such as a package that is not installed */
@@ -44,11 +44,11 @@ typedef enum { /* X and Y of MallocX, FreeX and MemcpyX2Y */
 enum { AXDIMM_ANY = -1 }; /* a channel of MallocX: 0 of the AXDIMM, the emptiest SSD */
 
 enum { /* flags of RegisterStorage */
-    AXDIMM_BUFFERED = 1, /* through the page cache, for file systems without O_DIRECT */
-    AXDIMM_OVERWRITE = 2 /* create a drive in place of what is there */
+    AXDIMM_BUFFERED = 1, /* use the page cache, for file systems without O_DIRECT */
+    AXDIMM_OVERWRITE = 2 /* overwrite a block device, or a file that is not empty */
 };
 
-/* Handles. One that is unknown, closed or waited for is refused. */
+/* Handles. A handle that is unknown, closed or was waited for is refused. */
 typedef struct AxdimmRuntime AxdimmRuntime;
 typedef struct AxdimmRun AxdimmRun;
 
@@ -70,7 +70,7 @@ AXDIMM_API int FreeX(AxdimmRuntime *runtime, void *ptr);
 /* Copy nbytes from src to dst, on any two places, and return when the copy is complete. */
 AXDIMM_API int MemcpyX2Y(AxdimmRuntime *runtime, void *dst, const void *src, size_t nbytes);
 
-/* The same between the GPU and an SSD, bypassing the memory of the host (section 4.4). */
+/* Copy between the GPU and an SSD, bypassing the memory of the host (section 4.4). */
 AXDIMM_API int CopyNVMeToGPU(AxdimmRuntime *runtime, void *dst, const void *src, size_t nbytes);
 AXDIMM_API int CopyGPUToNVMe(AxdimmRuntime *runtime, void *dst, const void *src, size_t nbytes);
 
@@ -89,7 +89,7 @@ AXDIMM_API int RunAdamOnAxdimmAsync(AxdimmRuntime *runtime, void *p, void *m, vo
 /* Wait for a run; the handle ends with the run. */
 AXDIMM_API int AxdimmWait(AxdimmRuntime *runtime, AxdimmRun *run);
 
-/* Set every channel to normal mode, and close the drives and the AXDIMM; allocations end with it. */
+/* Set every channel to normal mode, close the drives and the AXDIMM, and free all allocations. */
 AXDIMM_API int AxdimmClose(AxdimmRuntime *runtime);
 
 /* Why the last call of this thread failed; empty if it did not. Valid until the thread's next call. */

@@ -1,4 +1,4 @@
-"""Functions of `axdimm.h`: what `libaxdimm.so` calls."""
+"""Functions of `axdimm.h`, called by `libaxdimm.so`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STATUSES: tuple[tuple[str, tuple[type[BaseException], ...]], ...] = (
     ("AXDIMM_DEVICE", (DeviceError,)),
     ("AXDIMM_FAILED", (BaseException,)),
 )
-"""Statuses and their errors; the first that fits counts."""
+"""Statuses and their errors; the first that matches applies."""
 
 PLACES = {NUMBERS[f"AXDIMM_ON_{place.name}"]: place for place in Place}
 
@@ -54,7 +54,7 @@ MESSAGE_BYTES = 4095
 
 DEVICE_BASE, SPACING = 1 << 63, 1 << 20
 """Addresses of AXDIMM and NVMe memory, which no program can dereference: each allocation begins at
-a multiple of `SPACING`, with a gap before it. None is used twice.
+a multiple of `SPACING`, with a gap before it. No address is used twice.
 """
 
 _handles = itertools.count(1)
@@ -76,9 +76,9 @@ class _Memory:
 
 
 class _Session:
-    """A runtime, with what C knows of it by address or handle.
+    """A runtime, with the addresses and handles that C has.
 
-    Methods are named as the functions of the header.
+    Methods have the names of the header's functions.
     """
 
     def __init__(self, runtime: Axdimm) -> None:
@@ -221,7 +221,7 @@ class _Session:
 
 
 def call(function: str, handle: int, *arguments: Any) -> tuple[int, str]:
-    """Call a function of the header, and return its status and what `AxdimmError` says.
+    """Call a function of the header, and return its status and the message for `AxdimmError`.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ class Channel(KernelChannel):
 
     def check_mode(self, action: str, mode: str) -> None:
         """Raise `ModeError` unless the channel is in `mode`; leave acceleration mode first if
-        Ctrl-C has kept the last region from it.
+        Ctrl-C prevented the last region from leaving it.
         """
         if self.accelerated and self.region is not None and self.region.over:
             self.leave(failed=True)
@@ -94,7 +94,7 @@ class Channel(KernelChannel):
         Raises
         ------
         KernelError, WaitTimeoutError, MemoryFaultError, ProtocolError : as `nearstep.run.Run.wait`.
-            The mode is normal all the same where the device still answers.
+            The mode is normal nevertheless if the device still answers.
         LostCommandError : commands of the host's memory controller were lost. The run is complete.
         """
         with self.lock:  # no thread starts a run in between

@@ -26,8 +26,8 @@ class AxdimmDevice(KernelDevice):
     does, and the host's reads and writes raise `ModeError`. Channels are independent. A
     device without arbiters (`memory=ideal`) has one channel whose kernel may always be started.
 
-    Memory is accessed only through `Buffer.read` and `Buffer.write`, which move whole 64-byte lines
-    before they return: there is no cached copy that could be stale or unflushed.
+    `Buffer.read` and `Buffer.write` copy whole 64-byte lines before they return: there is no cached
+    copy that could be stale or unflushed.
 
     Attributes
     ----------

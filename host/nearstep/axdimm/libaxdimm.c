@@ -1,4 +1,4 @@
-/* libaxdimm.so: starts the Python that built it, and hands each call to nearstep.axdimm.c_interface.
+/* libaxdimm.so: starts the Python that built it, and passes each call to nearstep.axdimm.c_interface.
  *
  * Defined by the build: AXDIMM_PYTHON, path of the interpreter; AXDIMM_LIBPYTHON, its library. */
 #define PY_SSIZE_T_CLEAN
@@ -35,7 +35,7 @@ static void detach(void *state)
 static int initialise(void)
 {
     if (access(AXDIMM_PYTHON, X_OK)) { /* Python would print its search path */
-        snprintf(failure, sizeof failure, "the interpreter of libaxdimm.so is not there: %s; build "
+        snprintf(failure, sizeof failure, "the interpreter of libaxdimm.so does not exist: %s; build "
                  "the library again", AXDIMM_PYTHON);
         return 0;
     }
@@ -106,7 +106,7 @@ static int fail(int status, const char *why)
 static int call(const char *format, ...)
 {
     pthread_once(&once, start);
-    if (getpid() != process) /* its threads, of which one may hold Python's lock, are not here */
+    if (getpid() != process) /* a child has none of the threads, one of which may hold Python's lock */
         return fail(AXDIMM_CLOSED, "libaxdimm belongs to the process that first called it, not to a "
                                    "child of that one");
     if (!entry)

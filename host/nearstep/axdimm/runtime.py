@@ -110,7 +110,7 @@ class Axdimm:
 
     Parameters
     ----------
-    device : an AXDIMM, or a name, whose device is closed with the runtime.
+    device : an AXDIMM, or the name of one, which is closed with the runtime.
 
     Attributes
     ----------
@@ -159,7 +159,6 @@ class Axdimm:
 
         Parameters
         ----------
-        device : path.
         nbytes : create a drive of this size. None: the drive exists.
         direct, overwrite, queue_depth : as for `Store.create`.
 
@@ -255,9 +254,9 @@ class Axdimm:
         ------
         OutOfBoundsError : an allocation is shorter. Nothing was copied.
         OverlapError : source and destination share bytes. Nothing was copied.
-        ArgumentError : one is no pointer, was freed, or cannot be written.
+        ArgumentError : `dst` or `src` is no pointer or was freed, or `dst` cannot be written.
         ModeError : a channel of the AXDIMM is in acceleration mode.
-        BusyError : a run uses it.
+        BusyError : a run uses the memory.
         StorageError : a drive failed.
         ClosedDeviceError
 
@@ -336,14 +335,14 @@ class Axdimm:
 
         Parameters
         ----------
-        p, m, v, g : on the channel.
+        p, m, v, g : pointers to memory of the channel.
         t : the step, from 1.
         **hyper : as `AxdimmDevice.update`: `lr`, `betas`, `eps`, `weight_decay`.
 
         Raises
         ------
         OutOfBoundsError : an array is shorter.
-        ArgumentError : one is not on the channel, or as `AxdimmDevice.update`.
+        ArgumentError : an array is not on the channel, or as `AxdimmDevice.update`.
         ModeError, BusyError, ClosedDeviceError
 
         Ref: AXDIMM, Table 2.
@@ -436,7 +435,7 @@ class Axdimm:
         return buffer
 
     def _copy(self, dst: Pointer, src: Pointer, nbytes: int) -> None:
-        """Copy directly if one side is memory of this process, else through the host."""
+        """Copy directly if one side is memory of this process, else through a host buffer."""
         into, source = _memory(dst, nbytes), _memory(src, nbytes)
         if source is not None:
             self._store(dst, source)

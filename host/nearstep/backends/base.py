@@ -114,10 +114,6 @@ class Completion(ABC):
 class Ended(Completion):
     """Work that had ended when the submitting call returned, without error unless a subclass has
     one.
-
-    Parameters
-    ----------
-    cycles : its duration.
     """
 
     def __init__(self, cycles: int | None = None) -> None:
@@ -278,12 +274,11 @@ class Backend(ABC):
         return None
 
     def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
-        """Let the kernel access the contiguous array `data` instead of device memory until
-        `end_loan`; if it `writes`, it writes to `data`, too.
+        """Let the kernel read, and if `writes` write, the contiguous array `data` instead of device
+        memory until `end_loan`.
 
         The owner must not change the array until then. On every device whose memory is not memory
-        of this process, the call does nothing and the result is False; then the array must be
-        copied.
+        of this process, the call does nothing and returns False; the array must then be copied.
         """
         return False
 

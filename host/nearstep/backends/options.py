@@ -159,7 +159,7 @@ def parse_options(
         name, value, reason, valid = error.option, error.value, error.reason, error.valid
         if name in elsewhere:
             needs = [query for query in elsewhere[name] if query]
-            alone = f"does not go with {device.partition('?')[2]}"
+            alone = f"cannot be used with {device.partition('?')[2]}"
             raise OptionError(
                 device, name, value, f"needs {' or '.join(needs)}" if needs else alone
             ) from error

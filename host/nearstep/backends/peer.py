@@ -18,7 +18,7 @@ from nearstep_spec.platform.machine import Duplex, Hop
 class PeerTraffic:
     """Traffic between a drive and the device's memory since the device was opened.
 
-    Requests, and bytes of their payload. None of them crosses the host's link.
+    Requests, and bytes of their payload; the host's link carries none of these.
 
     Attributes
     ----------
@@ -68,12 +68,7 @@ class HostLinks:
 
 
 class FailedPeerTransfer(Ended):
-    """A transfer of a drive that had failed when the submitting call returned.
-
-    Parameters
-    ----------
-    error : of the transfer.
-    """
+    """A transfer of a drive that had failed when the submitting call returned."""
 
     def __init__(self, error: MemoryBarError) -> None:
         super().__init__()

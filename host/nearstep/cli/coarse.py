@@ -100,7 +100,7 @@ def serve(
                 queue_shards=queue_shards,
                 beat_s=beat_s,
                 silence_s=silence_s,
-                scheduler=cast("Scheduling", scheduler),  # it is checked there
+                scheduler=cast("Scheduling", scheduler),  # `Server` checks it
                 snapshots=None if snapshots is None else snapshots.resolve(),
                 share_memory=share_memory,
             )

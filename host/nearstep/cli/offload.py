@@ -33,7 +33,7 @@ def command(
     layers: Annotated[int, typer.Option(help="Number of equal linear layers.")] = 12,
     width: Annotated[int, typer.Option(help="Width of a layer: width x width parameters.")] = 256,
     batch: Annotated[int, typer.Option(help="Rows of the input.")] = 4096,
-    room: Annotated[int, typer.Option(help="The budget, in layers.")] = 5,
+    room: Annotated[int, typer.Option(help="The budget, in parameters of a layer.")] = 5,
     updates: Annotated[str, typer.Option(help="in-backward or at-step.")] = "in-backward",
     output: TraceFile = None,
     image: PictureFile = None,

@@ -54,7 +54,7 @@ Assumptions = Annotated[
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where a command's figures are given: text unless one of `as_json` and `as_csv` is chosen."""
+    """Outputs of a command: text unless `as_json` or `as_csv` is set."""
 
     as_json: bool
     as_csv: bool
@@ -82,8 +82,8 @@ def give(
     parts: Iterable[Table | str],
     outputs: Outputs,
 ) -> None:
-    """Give a paper's figures as CSV; with further results as JSON; or as tables that have rows and
-    paragraphs, then figures that are not modelled, with the reasons, and the assumptions."""
+    """Print a paper's figures as CSV; or with further results as JSON; or as tables, followed by
+    inputs, figures that are not modelled, with the reasons, and assumptions."""
     left = {"not_modelled": paper.NOT_MODELLED, "assumptions": list(paper.ASSUMPTIONS)}
     given = {**plain_rows(rows), "inputs": [asdict(each) for each in inputs], **results, **left}
     output = outputs.output
@@ -157,7 +157,7 @@ def table_of_assumptions(changed: Iterable[Sensitivity], values: Mapping[str, st
 
 
 def means(rows: Sequence[Row]) -> list[str]:
-    """Mean errors as text, of all rows and of those that no input is from; nothing if no row
+    """Mean errors as text, of all rows and of those that no input is from; empty if no row
     counts."""
     texts = []
     for apart, of in ((False, "all"), (True, "those that no input is taken from or chosen on")):

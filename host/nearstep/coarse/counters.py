@@ -77,7 +77,7 @@ class DeviceCounters(Counters):
     ----------
     links : by port; port 1 sends to the next device, port 0 to the one before.
     cores : by group.
-    pages_copied : of the open snapshot, or of the last one.
+    pages_copied : by the open snapshot, or the last one.
     snapshot_stall : cycles in which a write waited for a page to be copied.
     """
 

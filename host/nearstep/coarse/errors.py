@@ -129,12 +129,12 @@ class PoolAbortedError(RingError):
 
 @dataclass(frozen=True)
 class Waiting:
-    """A waiting device, and the devices it waits for.
+    """A device that waits for others.
 
     Attributes
     ----------
     job : the running job of `device`.
-    peers : devices waited for, with their current activity.
+    peers : the other devices, with their current activity.
     """
 
     device: int
@@ -143,7 +143,7 @@ class Waiting:
 
     def __str__(self) -> str:
         peers = ", ".join(f"device {peer} ({doing})" for peer, doing in self.peers.items())
-        return f"device {self.device} has {self.job} in work and waits for {peers or 'nobody'}"
+        return f"device {self.device} runs {self.job} and waits for {peers or 'no device'}"
 
 
 class RingTimeoutError(WaitTimeoutError):
@@ -164,7 +164,7 @@ class RingTimeoutError(WaitTimeoutError):
         transactions: Sequence[str] = (),
     ) -> None:
         self.waits = tuple(waits)
-        text = "; ".join(map(str, self.waits)) or "no device has a job in work"
+        text = "; ".join(map(str, self.waits)) or "no device runs a job"
         super().__init__(f"{waited_for}: {text}", max_cycles, unit=unit, transactions=transactions)
 
 

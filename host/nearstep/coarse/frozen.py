@@ -58,7 +58,7 @@ class Frozen:
         self._opened: list[int] = []
         self._closed = False
         self._reading = threading.Lock()
-        # The front buffers must be of one version on all devices: no job may be given out between.
+        # The front buffers must be of one version on all devices: no job may be submitted between.
         with rings.lock:
             rings.look()
             self._places = [
@@ -125,7 +125,7 @@ class Frozen:
         self._opened.clear()
         for pool in opened:
             pool.snapshot_control.close = 1
-        for pool in opened:  # a page may be on its way to the area until then
+        for pool in opened:  # until then a page may be in flight to the area
             try:
                 self._rings.wait_any([pool.snapshot.poll(open=0)], OPEN_CYCLES)
             except WaitTimeoutError as error:
@@ -179,9 +179,8 @@ class Frozen:
         pages = np.empty((count, PAGE_BYTES), np.uint8)
         read = self._device.backend.read_memory
         read(origin + where.base + first * PAGE_BYTES, pages.reshape(-1))
-        # Only now: a page that was copied before it was read above shows here, one that is copied
-        # later was read as it was.
-        with self._reading:  # which pages, and the answer: of one thread
+        # After the read: a page copied before the read is marked, one copied later was read intact.
+        with self._reading:  # no other thread changes `page` between the write and the read
             pool.page.number = first // COPIED_BITS
             copied = pool.snapshot_copied.value
         state = self._written(device)

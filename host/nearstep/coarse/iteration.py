@@ -1,8 +1,8 @@
 """Pushes, sums and pulls of a training iteration on a timeline, as modelled.
 
-One worker, its memory device and the rings stand for all, which do the same at the same time. Each
-resource does one thing at a time: a worker that computes or sums, a client's link in either
-direction, and the memory devices.
+One worker, its memory device and the rings represent all, which work in lockstep. Each resource
+does one thing at a time: a worker that computes or sums, a client's link in either direction, and
+the memory devices.
 
 Ref: COARSE paper, sections III-E and III-F, figure 9.
 """

@@ -34,7 +34,7 @@ Take = Callable[[Floats, int, int], object]
 
 
 class Store(Protocol):
-    """Where parameters and states are stored: the devices of a pool or of a service.
+    """Storage of parameters and states: the devices of a pool or of a service.
 
     `begin` stores one-dimensional parameters and the first states; `update` takes the gradients of
     `clients` clients; `load` returns the number of steps of a snapshot.
@@ -68,8 +68,8 @@ class StorageOptimizer:
     ----------
     store : a pool with update kernels (`rules=`), or a
         `nearstep.coarse.service.stored.ServiceStore`: then each client of the job makes an
-        optimizer, and all call the same methods in the same order. It stays open.
-    parameters : float32, of any shape: numpy's, or an array that numpy reads without a copy.
+        optimizer, and all call the same methods in the same order. The store is not closed.
+    parameters : float32, of any shape: of numpy, or an array that numpy reads without a copy.
     optimizer : `adamw`, `adam`, `sgd`, `adagrad` or another whose rule the devices have.
     clients : of a pool: see `PoolStore`.
     **hyper : hyper-parameters, those of `torch.optim` under their names.

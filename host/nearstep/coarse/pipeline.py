@@ -91,7 +91,7 @@ class Pipelined:
 
     @property
     def syncs(self) -> list[Entry]:
-        """Of each shard, in order."""
+        """Sums of the shards, in order."""
         found = [e for e in self.timeline.entries if e.operation.name.startswith("sync")]
         return sorted(found, key=lambda entry: entry.operation.index)
 

@@ -201,8 +201,7 @@ class CoarsePool:
 
         Parameters
         ----------
-        op : `sum`; `average`, the sum times float32(1 / devices); `max`, which is NaN if an input
-            is.
+        op : `sum`; `average`, the sum times float32(1 / devices); `max`, NaN if an input is NaN.
         wire : format on the links, `fp32`, `fp16` or `bf16`: partial results are rounded to it at
             every hop; all devices get the same bits.
         group : the ring to use. None: all rings, a part each (`split`).
@@ -320,7 +319,7 @@ class CoarsePool:
         *,
         opener: Callable[[Path], BinaryIO] = open_file,
     ) -> Path:
-        """Save the current values of tensors while reductions go on.
+        """Save the current values of tensors while reductions continue.
 
         Parameters
         ----------

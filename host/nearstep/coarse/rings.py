@@ -110,7 +110,7 @@ class Pending(Completion):
 
     @property
     def polls(self) -> Sequence[Poll]:
-        if self.found_ended:  # another one's end was looked for, and this one's found
+        if self.found_ended:
             return ()
         return self._rings.polls(self)
 
@@ -289,7 +289,7 @@ class Rings:
     def check_ready(self) -> None:
         """Raise `ResetNeededError` if, since the last reset, an error ended jobs or a call that
         gave a job to devices was interrupted."""
-        with self.lock:  # another thread may be giving one to them
+        with self.lock:  # another thread may be submitting a job
             if self._giving:
                 raise errors.ResetNeededError(
                     "a call was interrupted while it gave a job to devices: reset() the pool first"
@@ -371,7 +371,7 @@ class Rings:
         remaining = self.bound() if max_cycles is None else max_cycles
         bound = remaining
         while True:
-            with self.lock:  # another thread may find the end of it meanwhile
+            with self.lock:  # another thread may find the end of the jobs meanwhile
                 if pending.ended:
                     return
                 polls = self.polls(pending)

@@ -1,4 +1,4 @@
-"""The order of pushes, syncs and pulls of shards, of real transfers and of modelled ones."""
+"""The order of pushes, syncs and pulls of shards, on devices and modelled."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ADDING_RULE = "sgd"
 
 
 class AllOf(Completion):
-    """Completions of all devices, of one each; ends with the last of them."""
+    """Completions of one run on each device; ends with the last one."""
 
     def __init__(self, parts: Sequence[Completion]) -> None:
         self.parts = tuple(parts)

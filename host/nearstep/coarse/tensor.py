@@ -73,7 +73,7 @@ class PoolTensor:
         """
         self.check_idle("write")
         values = self._source(device, array)
-        with self.rings.lock:  # no job may be given out meanwhile
+        with self.rings.lock:  # no job may be submitted meanwhile
             self.check_idle("write")
             self.front(device).write(values)
 
@@ -84,7 +84,7 @@ class PoolTensor:
         """
         self.check_usable("read")
         values = self._destination(device, out)
-        with self.rings.lock:  # the buffers do not change places meanwhile
+        with self.rings.lock:  # the buffers are not swapped meanwhile
             self.check_usable("read")
             self.front(device).read(values.reshape(-1))
         return values

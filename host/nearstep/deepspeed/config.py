@@ -137,7 +137,7 @@ def check(
 
     Raises
     ------
-    ConfigError : it is no table in JSON.
+    ConfigError : `source` is no table in JSON.
     """
     if isinstance(ignore, str):
         raise ConfigError("ignore", "several paths", ignore)
@@ -151,7 +151,7 @@ def check(
 
 
 def _conflicts(found: Examined, world_size: int) -> Iterator[ConfigError]:
-    """Conflicts between keys. Keys that are refused by themselves count as not given."""
+    """Yield conflicts between keys, without those that were refused already."""
     values = found.values
     refused = {error.key for error in found.problems}
     if "optimizer.type" not in values and refused.isdisjoint(("optimizer", "optimizer.type")):

@@ -45,7 +45,7 @@ class UnknownKeyError(ConfigError):
 
     Attributes
     ----------
-    near : the known keys of that table that look most like it; all of them if none does.
+    near : similar known keys of that table; all of them if none is similar.
     """
 
     def __init__(self, key: str, known: Iterable[str]) -> None:

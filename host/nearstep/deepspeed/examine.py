@@ -59,7 +59,7 @@ class Examined:
     _used: set[str] = field(default_factory=set)
 
     def examine(self, table: Mapping[str, Any]) -> None:
-        """Examine each key by itself."""
+        """Examine each key separately."""
         self._table(table, keys(self._filled(table, "")), "")
         for name, given in (("auto", self.auto), ("ignore", self.ignore)):
             for key in given:
@@ -75,7 +75,7 @@ class Examined:
         self.rows.append(KeyFate(error.key, value, "refused", str(error)))
 
     def _filled(self, table: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-        """The table with the caller's values, as far as the known keys depend on them."""
+        """The table with the caller's values in the place of `auto`."""
         return {
             name: self._filled(value, f"{prefix}{name}.")
             if isinstance(value, Mapping)
@@ -140,7 +140,7 @@ class Examined:
 
 
 class _Table(dict[str, Any]):
-    """A table of a JSON text, which knows its repeated keys."""
+    """A table of a JSON text, with its repeated keys."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)

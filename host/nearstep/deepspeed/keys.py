@@ -23,7 +23,7 @@ class Key:
     Attributes
     ----------
     text : its use, or the reason against it.
-    accepted : of `only`.
+    accepted : values of a key with the fate `only`.
     """
 
     kind: Kind
@@ -33,20 +33,20 @@ class Key:
 
 
 Keys = Mapping[str, "Key | Keys"]
-"""Keys of a table; those that are tables have keys again."""
+"""Keys of a table; nested tables have keys of their own."""
 
 FORMATS = ("fp32", "fp16", "bf16")
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adagrad")
 
-SPEED = "it changes how fast DeepSpeed is, not what it computes"
+SPEED = "changes the speed of DeepSpeed, not its results"
 ONE = "nothing is divided between processes here"
-PRINTS = "it is for DeepSpeed's own logs"
+PRINTS = "for DeepSpeed's own logs"
 OPTION = "as in nearstep.optim"
-TORCHS = "it chooses how torch computes, not what"
+TORCHS = "selects an implementation in torch, not its results"
 AVERAGING = "gradients are averaged by torch.nn.parallel.DistributedDataParallel"
 MASTERS = "masters and state are fp32"
 NO_OFFLOAD = "parameters are not offloaded"
-CHECKPOINTS = "it is for DeepSpeed's own checkpoints"
+CHECKPOINTS = "for DeepSpeed's own checkpoints"
 QUEUES = "drives have queues of their own"
 CHECKED = "checked, and in the result"
 
@@ -106,7 +106,7 @@ PARAMS: Mapping[str, Keys] = {
 
 _DEVICES = text("none", "cpu", "nvme")
 _OFFLOAD_OPTIMIZER: Keys = {
-    "device": _used(_DEVICES, "nvme: state lies on drives; else in the memory of the device"),
+    "device": _used(_DEVICES, "nvme: state is kept on drives; else in the memory of the device"),
     "nvme_path": _used(or_null(text()), "with nvme, folder of the drives' files"),
     "buffer_count": _used(
         whole(1), "with nvme, buffers of sub_group_size elements: memory of the device"
@@ -129,8 +129,8 @@ _ZERO: Keys = {
     "offload_optimizer": _OFFLOAD_OPTIMIZER,
     "offload_param": _OFFLOAD_PARAM,
     "sub_group_size": _used(whole(), "with nvme, elements of a buffer"),
-    "cpu_offload": _ignored(SWITCH, "state lies in the memory of the device"),
-    "compute_grad_norm": _ignored(SWITCH, "the norm is computed where gradient_clipping asks"),
+    "cpu_offload": _ignored(SWITCH, "state is kept in the memory of the device"),
+    "compute_grad_norm": _ignored(SWITCH, "gradient_clipping decides if the norm is computed"),
     **_all(
         "allgather_partitions overlap_comm reduce_scatter"
         " stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save",
@@ -150,21 +150,21 @@ _ZERO: Keys = {
     "elastic_checkpoint": _ignored(SWITCH, CHECKPOINTS),
     "ignore_unused_parameters": _ignored(SWITCH, "parameters without a gradient are left alone"),
     "log_trace_cache_warnings": _ignored(SWITCH, PRINTS),
-    "save_muon_momentum_buffer_in_memory": _ignored(SWITCH, "it is for Muon alone"),
+    "save_muon_momentum_buffer_in_memory": _ignored(SWITCH, "for Muon only"),
     "zero_quantized_weights": _only(SWITCH, "parameters are not quantized", False),
     "zero_quantized_gradients": _only(
-        SWITCH, "gradients are not quantized; compression= sends the largest alone", False
+        SWITCH, "gradients are not quantized; compression= sends only the largest", False
     ),
 }
 _FP16: Keys = {
     "enabled": _used(SWITCH, "parameters are fp16, and the loss is scaled"),
     "auto_cast": _only(SWITCH, "inputs are the model's own: cast them", False),
     "loss_scale": _used(number(below=2.0**128), "0 is dynamic"),
-    "initial_scale_power": _used(whole(), "the first dynamic scale is 2 to it"),
+    "initial_scale_power": _used(whole(), "exponent of 2 of the first dynamic scale"),
     "loss_scale_window": _used(whole(1), "steps without overflow until the scale is doubled"),
     "hysteresis": _used(whole(1), "overflows until the scale is halved"),
-    "consecutive_hysteresis": _used(SWITCH, "whether those have to be in a row"),
-    "min_loss_scale": _used(number(), "the scale is not halved below it"),
+    "consecutive_hysteresis": _used(SWITCH, "whether these overflows must be consecutive"),
+    "min_loss_scale": _used(number(), "smallest dynamic scale"),
     "fp16_master_weights_and_grads": _only(SWITCH, MASTERS, False),
 }
 _BF16: Keys = {
@@ -180,10 +180,10 @@ _CHECKPOINTING: Keys = {
     **_all(
         "partition_activations cpu_checkpointing contiguous_memory_optimization"
         " synchronize_checkpoint_boundary profile",
-        _ignored(SWITCH, "it is for models that call deepspeed.checkpointing"),
+        _ignored(SWITCH, "for models that call deepspeed.checkpointing"),
     ),
     "number_checkpoints": _ignored(
-        or_null(whole(1)), "it is for models that call deepspeed.checkpointing"
+        or_null(whole(1)), "for models that call deepspeed.checkpointing"
     ),
 }
 _OFF: Mapping[str, str] = {
@@ -193,10 +193,10 @@ _OFF: Mapping[str, str] = {
     "comet": "nothing is written to Comet",
     "amp": "use torch.autocast",
     "torch_autocast": "use torch.autocast",
-    "autotuning": "it is a program of DeepSpeed's",
+    "autotuning": "a program of DeepSpeed",
     "elasticity": "the number of processes is fixed",
-    "curriculum_learning": "data are the loop's",
-    "data_efficiency": "data are the loop's",
+    "curriculum_learning": "the training loop chooses the data",
+    "data_efficiency": "the training loop chooses the data",
     "hybrid_engine": "there is no engine for inference",
     "expert_parallel": "use torch.distributed",
 }

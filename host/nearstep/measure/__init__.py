@@ -1,1 +1,1 @@
-"""Measurements of this machine: copies, drives, arithmetic."""
+"""Measurements of this machine: arithmetic, copies, drives, overlap, and other optimizers."""

@@ -34,7 +34,7 @@ def matmul_flops(device: torch.device, dtype: str, most: int) -> tuple[float, in
     Parameters
     ----------
     dtype : of `DTYPES`.
-    most : rows of each; fewer if a product takes long, as FP16 on many CPUs.
+    most : most rows of a matrix; fewer if a product takes long, as FP16 on many CPUs.
 
     Returns
     -------

@@ -18,8 +18,8 @@ def seconds(work: Callable[[], object], *, runs: int = RUNS) -> float:
 
     Parameters
     ----------
-    work : returns when all of it is done.
-    runs : at most, above 0.
+    work : a call that returns after all of its work is done.
+    runs : most runs, above 0.
     """
     spent = once(work)
     if spent > BUDGET_S:

@@ -69,7 +69,7 @@ def drive_rates(
     file_bytes: int,
     report: Callable[[str], None] = lambda step: None,
 ) -> DriveRates:
-    """Write and read a file of this size, once at each depth, and remove it.
+    """Write and read a file of this size, once at each depth, and remove the file.
 
     Parameters
     ----------

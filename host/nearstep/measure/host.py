@@ -35,8 +35,8 @@ class Sizes:
     ----------
     file_bytes : of the file on the drive.
     copy_bytes : of a copy.
-    matrix : rows of a matrix on the CPU, at most; a GPU has four times as many.
-    parameters : that AdamW updates on the CPU; a GPU has four times as many.
+    matrix : most rows of a matrix on the CPU; four times as many on a GPU.
+    parameters : elements of AdamW's tensor on the CPU; four times as many on a GPU.
     """
 
     file_bytes: int = 1 << 30

@@ -30,10 +30,10 @@ class Stack:
     device : name of the optimizer's device.
     platform : machine that computes.
     compute : its processor; None if it is the only one.
-    host_params_per_s : rate of its host's updates, if the platform has none.
-    layers, width : width x width parameters each.
+    host_params_per_s : rate of updates on the host, if the platform has none.
+    layers, width : number of layers, each of width x width parameters.
     batch : rows of the input.
-    room : the budget, in parameters and gradients of a layer.
+    room : the budget, as a multiple of the bytes of a layer's parameters.
     updates : as of `nearstep.offload`.
 
     Raises

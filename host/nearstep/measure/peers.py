@@ -16,7 +16,7 @@ from torch import Tensor
 import nearstep.optim
 
 Make = Callable[[Any, list[Tensor], dict[str, Any]], Any]
-"""Makes an optimizer with a peer's module, of parameters, with options of AdamW."""
+"""Makes an optimizer from a peer's module, parameters, and options of AdamW."""
 
 OPTIONS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -32,8 +32,8 @@ class Peer:
 
     Attributes
     ----------
-    module : that is imported.
-    package : that has the module, as pip names it.
+    module : name for the import.
+    package : name for pip.
     dtype : of parameters and gradients, a key of `FORMATS`.
     """
 
@@ -111,13 +111,13 @@ class PeerResult:
 
     Attributes
     ----------
-    problem : why the peer was not measured; None: it was.
-    of_stream : bytes that a step reads and writes in a second of the processor, over those of a
-        stream, the median.
+    problem : why the peer was not measured, or None.
+    of_stream : bytes that a step reads and writes in a second of processor time, as a share of
+        those of a stream, the median.
     bytes_per_parameter : of parameter, gradient and state.
     ulps : mean distance of parameters from those in fp64, in units in the last place, after
         `CHECKED_STEPS`.
-    not_torch : share of parameters whose bits are not those of torch's fused step then.
+    not_torch : share of parameters whose bits then differ from those of torch's fused step.
     """
 
     name: str
@@ -137,13 +137,14 @@ def peer_results(
     peers: Sequence[Peer] = PEERS,
     report: Callable[[str], None] = lambda step: None,
 ) -> Iterator[PeerResult]:
-    """Measure each peer; yield one that is not installed, or does not run, with the reason.
+    """Measure each peer; the result of a peer that is not installed, or does not run, has a
+    `problem`.
 
     Parameters
     ----------
     sizes : elements of each tensor.
-    steps : that are measured, after one that is not, each beside a stream of torch's own that reads
-        and writes the arrays of AdamW in fp32 in place.
+    steps : number of measured steps, after one that is not; each is compared with a stream of
+        torch's operations that read and write the arrays of AdamW in fp32 in place.
     report : called with the name of a peer before it is measured.
     """
     for peer in peers:
@@ -209,7 +210,7 @@ def _tensors(sizes: Sequence[int], dtype: torch.dtype, seed: int = 1) -> list[Te
 
 
 def _trained(make: Make, module: Any, dtype: str, *, wide: bool = False) -> list[Tensor]:
-    """Return parameters after some steps; if `wide`, of steps in fp64 from the same numbers."""
+    """Return parameters after `CHECKED_STEPS`; if `wide`, the steps are in fp64."""
     form = FORMATS[dtype]
     parameters = _tensors(CHECKED, form)
     if wide:
@@ -249,8 +250,8 @@ def _nbytes(tensor: Tensor) -> int:
 
 
 def _stream(sizes: Sequence[int]) -> tuple[Callable[[], None], int]:
-    """Return a call that reads gradients, and reads and writes parameters and moments of AdamW in
-    place, and the bytes of a call."""
+    """Return a function that reads gradients, and reads and writes parameters and moments of AdamW
+    in place, and the bytes of one call."""
     arrays = [[torch.ones(size, dtype=torch.int32) for size in sizes] for _ in range(4)]
 
     def run() -> None:

@@ -29,7 +29,7 @@ class Access:
     Attributes
     ----------
     down, up : bytes a second from the host, and to it.
-    reads : of matrices.
+    reads : how often a matrix is read.
     multiprocessors : of the GPU; 1 if `reads` does not depend on them.
     """
 

@@ -231,7 +231,7 @@ _NEVER = 1 << 62
 
 
 def _priced(total: Ints, prices: npt.NDArray[np.float64], sizes: Ints) -> Ints:
-    """A limit with the price of bytes; a lower bound of it."""
+    """Add the price of bytes to sums, rounded down."""
     if not prices.any():
         return total
     bytes_ = prices[:, 0, None, None] * sizes[0] + prices[:, 1, None, None] * sizes[1]

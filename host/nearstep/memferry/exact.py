@@ -1,10 +1,10 @@
 """The best decisions under the cost model, and the proof that none are better.
 
 A dynamic programme over layers, with the states of `nearstep.memferry.tail`. A state is dropped if
-another one dominates it - no number is above - or if no iteration from it can be shorter than the
-best known one (`nearstep.memferry.bound`), which the same search with few states finds. If there
-are too many states, those with the least bounds are kept, and no iteration is shorter than the
-least bound of the others.
+another state dominates it, in which no number is larger, or if no iteration from the state can be
+shorter than the best known one (`nearstep.memferry.bound`), which the same search with few states
+finds. If there are too many states, those with the least bounds are kept, and the least bound of
+the others bounds the optimum.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Optimum:
     Attributes
     ----------
     decisions : the best ones known.
-    total : picoseconds of their iteration.
-    least : lower bound of any iteration in picoseconds: `total`, where that is proven.
-    states : number that was examined.
+    total : picoseconds of an iteration with these.
+    least : lower bound of any iteration in picoseconds: `total` if the optimum is proven.
+    states : number of states examined.
     """
 
     decisions: tuple[Decision, ...]
@@ -115,14 +115,15 @@ class _Search:
                 self.best, self.total = decisions, total
 
     def _clipped(self) -> Ints:
-        """Raise the numbers of states as far as no iteration ends later than `least`."""
+        """Values up to which the keys of states can be raised, by layers decided, without an
+        iteration that ends later than `least`."""
         bound = self.bounds[0]
         first = int(bound.of(tail.start(self.costs), 0)[0])
         gap = max(bound.paths * (self.total - 1) - first, 0)
         return self.least - ahead(self.costs, bound.excess, bound.paths, gap)
 
     def run(self, most: int) -> None:
-        """Search all layers with so many states after each, and return a lower bound."""
+        """Search all layers with at most so many states after each; update `best` and `least`."""
         states, cut = tail.start(self.costs), self.total
         clip = self._clipped()
         self.bounds = self.bounds[:1]

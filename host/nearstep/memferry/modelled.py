@@ -4,9 +4,9 @@ A layer of the planner is an embedding, a normalisation or a matrix, as in the p
 blocks of a transformer are cut into these, and operations without parameters (attention, GELU) are
 between.
 
-- *On the GPU*: the larger of FLOPs at the datasheet's rate and bytes at that of its memory:
-  parameters, inputs and outputs; backward has twice the FLOPs and bytes of a matrix, the others
-  once.
+- *On the GPU*: the larger of FLOPs at the datasheet's rate and bytes at that of GPU memory: inputs,
+  outputs and the parameters of a matrix. Backward takes twice the time of forward; that of an
+  embedding reads the gradient of its output and writes the whole gradient.
 - *By direct host access*: the larger of that and the bytes over the link. An embedding reads the
   rows of its tokens, at most all. A normalisation reads its vectors once. A matrix is read in
   forward once by each wave of tiles (`nearstep.memferry.access`). In backward only the half for
@@ -16,7 +16,7 @@ between.
 - A tied matrix is a separate layer in its product; its gradient belongs to the embedding, where it
   is complete.
 
-No source has the rate of the optimizer on the host (`host_params_per_s`).
+No source gives the rate of the optimizer on the host (`host_params_per_s`).
 """
 
 from __future__ import annotations

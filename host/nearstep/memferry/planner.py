@@ -68,8 +68,8 @@ def make(
     ----------
     budget : bytes of GPU memory for parameters and gradients; None of no limit.
     reserve : share of the gradients' bytes that GPU memory may keep.
-    planner : `greedy`: by the first reading; `exact`, and `best`: the best plan of both, and of all
-        readings, where `best` skips exact planning of more than `MOST_EXACT` layers.
+    planner : `greedy`: by the first reading; `exact` or `best`: the best of the exact plan and of
+        the greedy ones by all readings; `best` plans at most `MOST_EXACT` layers exactly.
     readings : of Algorithm 1, at least one.
     decisions : `all`, or `keep`: no gradient is written to the host by choice (MemFerry without
         GO).

@@ -1,7 +1,7 @@
 """Profiles: bytes and times of each layer, the planner's input.
 
-A source of profiles is a function that returns a `Profile`: `nearstep.memferry.modelled.profile` of
-a machine and the shape of a model, `from_json` of a file.
+`nearstep.memferry.modelled.profile` makes a `Profile` of a machine and the shape of a model,
+`from_json` of a file.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class LayerProfile:
 
     @property
     def trained(self) -> bool:
-        """Whether it has gradients."""
+        """Whether the layer has gradients."""
         return self.gradient_bytes > 0
 
 

@@ -64,7 +64,7 @@ def ahead(costs: Costs, excess: Ints, paths: int, gap: int) -> Ints:
 
 
 def _before(costs: Costs, place: int, price: Ints, reach: Ints) -> Ints:
-    """The longest paths from before a layer, of those from after it."""
+    """The longest paths from before a layer, given those from after the layer."""
     best = np.full(reach.shape, 2 * tail.NEVER, np.int64)
     found = tail.steps(costs).items()
     there = [(first, last, step[place]) for (first, last), step in found if first in BEFORE]

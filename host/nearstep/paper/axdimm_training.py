@@ -1,6 +1,6 @@
 """Table 6 of the AXDIMM paper: an iteration of five GPT models, with and without the DIMM.
 
-*Modelled*: `nearstep.plan` plans the iteration, and the work graph gives it time on the paper's
+*Modelled*: `nearstep.plan` plans the iteration, and the work graph times the plan on the paper's
 machine. Inputs beyond the paper and datasheets:
 
 - One constant is fitted, on one figure, the forward pass of the largest model on the baseline

@@ -23,7 +23,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     ----------
     path : of any kind that matplotlib writes.
     """
-    from matplotlib.figure import Figure  # in the extra `torch`; the rows need none of it
+    from matplotlib.figure import Figure  # in the extra `torch`, which the rows do not need
 
     units: dict[str, list[Row]] = {}
     for each in rows:

@@ -301,7 +301,7 @@ class Evaluation:
             yield row(name, where, "%", 10.0, 100 * worst, relation="<")
 
     def rows(self, parts: Iterable[str] | None = None) -> Iterator[Row]:
-        """Model the rows of some of `PARTS`, those of the best m beside them; None: of all."""
+        """Model the rows of some of `PARTS`, with `Row.ours` by the best m; None: of all."""
         best = Evaluation(replace(self.options, split="best"), self.payload)
         for part in PARTS if parts is None else parts:
             for each, other in zip(PARTS[part](self), PARTS[part](best), strict=True):

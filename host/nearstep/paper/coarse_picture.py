@@ -22,11 +22,11 @@ def draw(
 
     Parameters
     ----------
-    rows : those of printed speedups are drawn.
-    run : whose m is varied.
+    rows : of which printed speedups are drawn.
+    run : drawn over m.
     path : of any kind that matplotlib writes.
     """
-    from matplotlib.figure import Figure  # in the extra `torch`; the rows need none of it
+    from matplotlib.figure import Figure  # in the extra `torch`, which the rows do not need
 
     figure = Figure(figsize=(13, 9), layout="constrained")
     axes = figure.subplots(2, 2)

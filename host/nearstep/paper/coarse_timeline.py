@@ -90,7 +90,7 @@ class Pushed:
 
     @property
     def kind(self) -> str:
-        """What is pushed, as text."""
+        """Size of what is pushed, as text."""
         if self.shard_bytes is None:
             return "whole"
         return f"shards of {self.shard_bytes >> 20} MiB"

@@ -50,7 +50,7 @@ BUSY = (
     ("gpt2-medium", "GPT-2: GPU busy, DeepSpeed"),
 )
 PRINTED_BUSY = 63.0, 63.1
-"""Of `BUSY`, in percent (sections I and III-A)."""
+"""Printed utilisation of the models of `BUSY`, in percent (sections I and III-A)."""
 
 GIVEN = (
     Input(
@@ -169,7 +169,7 @@ class Evaluation:
 
     @cached_property
     def ours(self) -> Evaluation:
-        """The same with nearstep's planner."""
+        """This evaluation with nearstep's planner."""
         return Evaluation(replace(self.options, planner="best"))
 
     def case(self, model: Transformer, machine: str = "memferry-a100", **size: Any) -> MemferryCase:
@@ -290,7 +290,7 @@ class Evaluation:
         yield row("the same, GO-MemFerry", where, "x", 1.16, large.go_speedup, note=again)
 
     def rows(self) -> Iterator[Row]:
-        """Model all rows, by the paper's planner and beside it by nearstep's."""
+        """Model all rows by the paper's planner, with `Row.ours` by nearstep's."""
         parts = ("figure_9", "utilisation", "memory", "v100", "sizes", "gpus")
         for part in parts:
             both = zip(getattr(self, part)(), getattr(self.ours, part)(), strict=True)
@@ -319,7 +319,7 @@ def _beside(paper: Row, ours: Row) -> Row:
 
 
 def _refused(cases: Sequence[MemferryCase]) -> str:
-    """A note of cases that the check of the GPU's memory refuses."""
+    """Note the cases whose activations do not fit in the GPU's memory."""
     names = [
         f"{each.model.name} at {each.batch} x {each.sequence} needs {each.kept_bytes / 1e9:.0f} GB "
         f"of {each.capacity / 1e9:.0f} with all activations kept"

@@ -44,9 +44,9 @@ class Options:
     ----------
     planner : of MemFerry and GO-MemFerry.
     gpu : share of its peak that the GPU reaches; None: fitted by `nearstep.paper.memferry`.
-    dtype : None: that of `ASSUMPTIONS` for the machine.
+    dtype : None: as in `ASSUMPTIONS` for the machine.
     reads : of matrices in forward by direct host access.
-    writes : of gradients to the host; None: as `ASSUMPTIONS` have it for the machine.
+    writes : of gradients to the host; None: as in `ASSUMPTIONS` for the machine.
     host : factor on the rate of the optimizer on the host.
     batch : factor on the batch.
     recompute : activations are computed again in backward: only outputs of layers, and all
@@ -222,8 +222,8 @@ class MemferryCase:
     def memory(self) -> Systems:
         """Peak of the GPU's memory in bytes.
 
-        DeepSpeed has buckets beside all parameters, from the begin of backward, and gradients that
-        are not yet in one: those of the largest layer, after activations are freed.
+        DeepSpeed has all parameters, buckets from the begin of backward on, and gradients that are
+        not yet in a bucket: those of the largest layer, after activations are freed.
         """
         plan = native(self.base)
         ours = (self.costs.bytes_of(each.decisions) for each in (self.memferry, self.go))

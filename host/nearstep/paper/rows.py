@@ -22,8 +22,8 @@ class Input:
     ----------
     value : with its unit.
     label : `paper` if the paper prints it; `fitted` if it is solved for rows; `chosen` otherwise.
-    source : where it is printed, how it is fitted, or why it is chosen.
-    on : names of the rows that it is the same as, fitted on, or chosen on.
+    source : where the input is printed, how it is fitted, or why it is chosen.
+    on : names of the rows that the input is taken from, fitted on, or chosen on.
     """
 
     name: str
@@ -47,9 +47,10 @@ class Row:
         billions, `GB/s` and so on.
     relation : `>` and `<` of a bound.
     found : None if not measured yet; `note` names the bench.
-    ours : with nearstep's algorithm, where `found` is of the paper's; None if there is one.
-    kind : `counted`, `modelled`, `measured`, or, of a figure that an input is taken from (`input`),
-        fitted on or chosen on, the label of that input.
+    ours : figure with nearstep's algorithm, if `found` is with the paper's; None without a second
+        algorithm.
+    kind : `counted`, `modelled` or `measured`; or the label of an input that is taken from the
+        figure (`input`), fitted on it or chosen on it.
     mean : whether the mean errors count it.
     """
 
@@ -73,8 +74,8 @@ class Row:
 
     @property
     def fraction(self) -> float | None:
-        """The difference as a fraction of the printed figure, for `+%` of the printed ratio; None
-        for bounds, of 0, and without a figure from here."""
+        """The difference as a fraction of the printed figure, or, for `+%`, of the printed ratio;
+        None for bounds, for 0, and without a figure from here."""
         of = self.paper + (100 if self.unit == "+%" else 0)
         if self.found is None or self.relation != "=" or not of:
             return None
@@ -104,7 +105,7 @@ class Row:
 
     @property
     def how(self) -> str:
-        """Where the figure from here is from, or will be."""
+        """Kind of the figure from here; without one, the note on how to get it."""
         return self.note if self.found is None else self.kind
 
     @property
@@ -144,7 +145,7 @@ class Errors:
     Attributes
     ----------
     mean : of the absolute values.
-    largest : the row with the largest.
+    largest : the row with the largest error.
     """
 
     mean: float
@@ -175,7 +176,7 @@ class Sensitivity:
     ----------
     gpu : share of its peak, fitted again unless set by the variant.
     mean, largest : errors.
-    of : the row with the largest.
+    of : the row with the largest error.
     """
 
     variant: str

@@ -60,7 +60,7 @@ class Phases:
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Layers that are handled together.
+    """Layers that are transferred and computed together.
 
     Attributes
     ----------
@@ -314,8 +314,8 @@ class _Work:
     def _update_on_card(self, drive: int, elements: int) -> None:
         """Figures 4(b), 5 and 6(b): subgroups as large as fit the card's DRAM.
 
-        With the handler a variable of the next subgroup is read when its buffer has been written
-        back; without, when all have.
+        With the handler, a variable of the next subgroup is read when its buffer has been written
+        back; without it, when all buffers have.
         """
         case = self._case
         ssd, fpga = f"ssd{drive}", f"fpga{drive}"

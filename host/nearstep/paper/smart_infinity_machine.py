@@ -40,8 +40,8 @@ class Options:
     uplink_bytes_per_s : None: fitted, so that `SATURATED_BY` drives fill it.
     gpu : share of the peak that the GPU reaches. None: fitted (`nearstep.paper.smart_infinity`).
     sequence : tokens.
-    allocation_s : seconds to allocate the buffers of a subgroup: in SU for each one (section IV-B).
-    tasklet_s : seconds of a card to start a tasklet, one for each subgroup.
+    allocation_s : seconds to allocate buffers, in SU for each subgroup (section IV-B).
+    tasklet_s : seconds to start a tasklet on a card, one for each subgroup.
     upload : when a subgroup's updated parameters are sent to the host: while the updater works on
         the next one (`update`, section IV-A), or as soon as they are written (`written`).
     """

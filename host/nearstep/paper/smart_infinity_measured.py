@@ -28,7 +28,7 @@ SPREAD = "random"
 
 
 def measured(folder: Path = FOLDER) -> Iterator[Row]:
-    """Make rows from the benches' files; a bench that has not run gives no figure.
+    """Make rows from the benches' files, without figures of benches that have not run.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ def draw(evaluation: Evaluation, path: Path) -> None:
     ----------
     path : of any kind that matplotlib writes.
     """
-    from matplotlib.figure import Figure  # in the extra `torch`; the rows need none of it
+    from matplotlib.figure import Figure  # in the extra `torch`, which the rows do not need
 
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)

@@ -26,8 +26,8 @@ class Roles:
 
     Attributes
     ----------
-    compute, drives : names of parts or switches with bytes.
-    memory : the same of each channel.
+    compute, drives : names of parts or switches of the machine.
+    memory : name of the part with each channel's memory.
     updates : `memory`: one kernel for each channel, concurrently with everything else, while the
         host copies to or from one channel at a time (AXDIMM, section 5.2); `processor`: one thread
         of the host, which also copies between memory and drives, without overlap.
@@ -195,7 +195,7 @@ class Iterations:
     ) -> Operation:
         ahead = self._limits.layers_ahead + 1
         room = before[-ahead:][:1] if len(before) >= ahead else []
-        there = len(before) == len(self._layers)  # the last layer, of which backward comes next
+        there = len(before) == len(self._layers)  # the last layer: backward follows its forward
         moves = [] if there else self.schedule.fetch(layer)
         fetched = [self._move(move, *room, *self._begin) for move in moves]
         after = [*fetched, *before[-1:], *waits, *self._begin]

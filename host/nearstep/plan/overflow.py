@@ -26,7 +26,7 @@ class Array:
     ----------
     unit : index of these parameters.
     nbytes : in memory, of each channel.
-    transient : a gradient.
+    transient : whether the array is a gradient, which is dropped on eviction.
     """
 
     unit: int

@@ -24,7 +24,7 @@ class Layer:
     parameters : elements of each.
     borrowed : parameters of earlier layers that this layer also uses: index of the layer, and of
         the parameter in it.
-    forward_s, backward_s : of the computation alone.
+    forward_s, backward_s : seconds of the computation alone.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Piece:
     ----------
     layer : index of the layer.
     parameter : index of the parameter in it.
-    start, stop : its elements in the parameter.
-    channel : of its memory.
+    start, stop : range of elements in the parameter.
+    channel : number of the channel in whose memory the piece is updated.
     """
 
     index: int

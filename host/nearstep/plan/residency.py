@@ -17,7 +17,7 @@ class Movable(Protocol):
 
     @property
     def transient(self) -> bool:
-        """Whether it is dropped, not written, on eviction: a gradient."""
+        """Whether the array is dropped, not written, on eviction: a gradient."""
 
 
 AnyItem = TypeVar("AnyItem", bound=Movable)
@@ -37,7 +37,7 @@ class Candidate(NamedTuple, Generic[AnyItem]):
 
     Attributes
     ----------
-    updated : whether this iteration has updated it; a gradient, whether it was used.
+    updated : whether this iteration has updated the array; for a gradient, whether it was used.
     used : time of the last use.
     """
 
@@ -66,7 +66,7 @@ def belady(uses: Mapping[AnyItem, Sequence[int]], length: int) -> Policy[AnyItem
 
     Parameters
     ----------
-    uses : positions of each array, ascending, from 0; an array without any is not used again.
+    uses : positions of each array, ascending, from 0; an array without positions is not used again.
     length : positions of an iteration.
     """
 
@@ -87,7 +87,7 @@ class Residency(Generic[AnyItem]):
 
     Parameters
     ----------
-    capacity : bytes.
+    capacity : of the memory, in bytes.
 
     Attributes
     ----------

@@ -22,8 +22,8 @@ class Move:
 
     Attributes
     ----------
-    item : the array; of an update its parameter.
-    source : of a fetch.
+    item : the array; for an update, the parameter.
+    source : place from which a fetch reads the parameter.
     """
 
     kind: Kind
@@ -75,8 +75,8 @@ class Schedule:
     borrowed : pieces of other layers that each layer also uses.
     arrays : of the optimizer, `p` first.
     capacity : bytes of memory of each channel.
-    from_compute : for an update the compute device, which has just used it, sends a parameter that
-        is not in memory; else it is read from the drives.
+    from_compute : whether a parameter that an update finds missing in memory is sent by the compute
+        device, which has just used it; else it is read from the drives.
 
     Attributes
     ----------

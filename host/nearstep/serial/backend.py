@@ -43,14 +43,14 @@ READY_CYCLES = 1 << 27
 
 
 class LinkBackend(PollingBackend):
-    """A board that is reached over a link.
+    """A board that is accessed over a link.
 
-    Its counter of cycles bounds waits. Accesses may come from several threads. After a `LinkError`
-    every access raises one, and a new backend has to be made.
+    Waits are bounded by the board's cycle counter. Several threads may use the backend. After a
+    `LinkError` every access raises one, and a new backend has to be made.
 
     Parameters
     ----------
-    link : that is not open.
+    link : closed; the backend opens it.
     board : expected name of the board. None: any.
 
     Attributes
@@ -146,7 +146,7 @@ class LinkBackend(PollingBackend):
 
     @property
     def now(self) -> int:
-        with self._lock:  # of several threads each reads what it has latched, or later
+        with self._lock:  # no other thread latches between the latch and the read
             self.board.control.set(latch=1)
             return int(self.board.cycles.value)
 

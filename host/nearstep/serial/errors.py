@@ -11,7 +11,7 @@ from typing import Any
 
 from nearstep.errors import AccessError, DeviceError, FieldedDeviceError, MismatchError
 
-UNKNOWN = "whether it was carried out is not known"
+UNKNOWN = "the board may have executed it"
 
 
 class PortError(FieldedDeviceError):
@@ -58,7 +58,7 @@ class NoAnswerError(LinkError):
         *,
         seconds: float,
         tries: int,
-        detail: str = "nothing came",
+        detail: str = "nothing was received",
         transactions: Sequence[str] = (),
     ) -> None:
         self.seconds, self.tries = seconds, tries
@@ -88,8 +88,8 @@ class DamagedFramesError(NoAnswerError):
     ) -> None:
         self.frames, self.nbytes = frames, nbytes
         detail = (
-            f"of {nbytes} bytes that came, none were its answer; {frames} damaged frames "
-            "(is it this kind of board, and this baud rate?)"
+            f"none of {nbytes} received bytes were its answer; {frames} damaged frames "
+            "(are board and baud rate the right ones?)"
         )
         sent: Any = {"seconds": seconds, "tries": tries, "transactions": transactions}
         super().__init__(port, request, detail=detail, **sent)

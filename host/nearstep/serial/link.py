@@ -65,13 +65,13 @@ class LinkTraffic:
 
     Attributes
     ----------
-    bytes_sent, bytes_received : on the line, framing included.
-    bodies_sent, bodies_received : bytes of requests and of answers among them. With six for each
-        frame, the rest are escapes.
-    frames_sent, frames_received : whole ones.
+    bytes_sent, bytes_received : on the line, including framing.
+    bodies_sent, bodies_received : bytes of requests and of answers among these. Six bytes of each
+        frame are framing, the rest escapes.
+    frames_sent, frames_received : whole frames.
     frames_resent : retries among the frames sent.
-    frames_dropped : received and damaged.
-    frames_stale : received, without an open request that they answer.
+    frames_dropped : damaged frames received.
+    frames_stale : whole frames received that answer no open request.
     """
 
     bytes_sent: int = 0
@@ -91,12 +91,12 @@ class _Pending:
 
     Attributes
     ----------
-    index : among those of the call.
-    tries : times that it was sent.
-    growths : of its wait.
-    sent_at : number of its last frame, of all frames of the link.
-    begun, last : times of its first and last frame.
-    received, dropped : bytes and damaged frames received until then.
+    index : of the request in the call.
+    tries : number of times that the request was sent.
+    growths : increases of the wait.
+    sent_at : number of the request's last frame, among all frames of the link.
+    begun, last : times of the first and the last frame.
+    received, dropped : bytes and damaged frames that the link had received at `begun`.
     """
 
     index: int
@@ -126,15 +126,15 @@ class Link:
     requests wait for earlier answers: writes of registers, and the second of two requests that
     share a byte of memory and do not both read it. Methods may be called from several threads.
 
-    A session cannot skip a request. So the link fails if one is never answered; and an interrupted
-    call receives its outstanding answers before it ends, unless it is interrupted again.
+    A session cannot skip a request. So the link fails if a request is never answered; and an
+    interrupted call receives outstanding answers before it ends, unless it is interrupted again.
 
     Parameters
     ----------
-    wait : seconds before the first retry of a request, beside the time of the bytes on the line.
-    tries : times that a request is sent before the link has failed.
-    window : requests ahead, at most. None: as many as the board holds.
-    number : returns a new number of a session, of 48 bits, at each call.
+    wait : seconds before the first retry of a request, added to the time of the bytes on the line.
+    tries : number of times that a request is sent before the link fails.
+    window : most requests sent ahead of their answers. None: as many as the board holds.
+    number : returns a new session number of 48 bits at each call.
 
     Attributes
     ----------
@@ -211,11 +211,11 @@ class Link:
         Parameters
         ----------
         requests : without sequence numbers, which the link sets.
-        take : called with the index and the answer of each, in any order.
+        take : called with index and answer of each request, in any order.
 
         Raises
         ------
-        LinkError : some may have been carried out.
+        LinkError : some requests may have been executed.
         ClosedDeviceError, ForkedDeviceError
         """
         if os.getpid() != self._process:
@@ -393,13 +393,13 @@ class Link:
                 self._growths += 1
 
     def _check(self, pending: _Pending, answer: Answer) -> None:
-        """Raise unless the request was carried out, or failed on the board's bus."""
+        """Raise unless the request was executed, or failed on the board's bus."""
         if answer.status is Status.OK or answer.status in FAILED:
             return
         self.history.append(_said(pending, answer))
         transactions = tuple(self.history)
         if answer.status is Status.NO_SESSION:
-            reason = "the board was reset while it was in use: what its registers held is gone"
+            reason = "the board was reset while in use: the contents of its registers are lost"
             raise SessionLostError(self.port, reason, transactions=transactions)
         expected, actual = "data or an error of the bus", answer.status.name
         asked = _text(pending.request)

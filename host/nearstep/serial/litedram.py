@@ -32,12 +32,11 @@ WORDS_A_PHASE = 2
 
 
 def initialise_sdr(board: BoardAccess) -> None:
-    """Initialise an SDRAM by the steps of the manifest, and check that it holds data.
+    """Initialise an SDRAM by the steps of the manifest, and check that it keeps data.
 
     Raises
     ------
-    MemoryNotReadyError : memory does not hold data: the error has the first address, and its
-        contents.
+    MemoryNotReadyError : memory does not keep data.
     """
     _do_steps(board)
     check_memory(board)
@@ -45,15 +44,15 @@ def initialise_sdr(board: BoardAccess) -> None:
 
 def initialise_ddr3(board: BoardAccess) -> None:
     """Initialise a DDR3 SDRAM by the steps of the manifest, find the delays of its data pins, and
-    check that it holds data.
+    check that memory keeps data.
 
-    While a row is open for that, every command is a request over the line: it stays open longer
-    than the standard allows in normal use.
+    During the search every command is a request over the line: a row is open for longer than the
+    standard allows in normal use.
 
     Raises
     ------
-    MemoryNotReadyError : a byte of the data pins has no delay at which it reads written data, or
-        memory does not hold it.
+    MemoryNotReadyError : there is no delay at which a byte of the data pins is read as it was
+        written, or memory does not keep data.
 
     Ref: the read levelling of LiteDRAM's software, liblitedram of LiteX.
     """
@@ -67,8 +66,8 @@ def initialise_ddr3(board: BoardAccess) -> None:
 
 
 def longest(working: Sequence[Sequence[bool]]) -> tuple[int, int] | None:
-    """The middle of the first longest run of `True`: number of its sequence, and index there; None
-    if there is no run."""
+    """Return the middle of the first longest run of `True`, as number of the sequence and index in
+    it; None if there is no run."""
     best: tuple[int, int] | None = None
     most = 0
     for number, row in enumerate(working):
@@ -83,8 +82,8 @@ def longest(working: Sequence[Sequence[bool]]) -> tuple[int, int] | None:
 
 
 class _Phy:
-    """The PHY of a DDR3 SDRAM under control of the host: commands to the memory, a row of it for
-    tests, and the delays of its data pins."""
+    """The PHY of a DDR3 SDRAM under control of the host: commands, a row for tests, and the delays
+    of the data pins."""
 
     def __init__(self, board: BoardAccess) -> None:
         self._board = board
@@ -116,9 +115,8 @@ class _Phy:
         found = longest(working)
         if found is None:
             raise MemoryNotReadyError(
-                f"memory of {self._board.manifest.board}: byte {lane} of its data pins must read "
-                f"what was written at one of {len(working)} x {len(working[0])} delays, and does "
-                "so at none"
+                f"memory of {self._board.manifest.board}: byte {lane} of the data pins reads "
+                f"written data at none of {len(working)} x {len(working[0])} delays"
             )
         self._set(*found)
         self.write("ddrphy_dly_sel", 0)
@@ -175,9 +173,9 @@ def _do_steps(board: BoardAccess) -> None:
 
 
 def check_memory(board: BoardAccess) -> None:
-    """Write different bytes to parts of memory, and then read them all.
+    """Write different bytes to parts of memory, then read all of them.
 
-    The parts are where a wrong bit of an address, or of a row, makes one overwrite another.
+    The parts are at the powers of two, so that one overwrites another if an address bit is wrong.
 
     Raises
     ------
@@ -195,6 +193,6 @@ def check_memory(board: BoardAccess) -> None:
         board.backend.read_memory(place, read)
         for at in np.flatnonzero(read != data)[:1]:
             raise MemoryNotReadyError(
-                f"memory of {board.manifest.board} does not hold what is written to it: at "
+                f"memory of {board.manifest.board} does not keep data: at "
                 f"{place + int(at):#x} there must be {data[at]:#x}, not {read[at]:#x}"
             )

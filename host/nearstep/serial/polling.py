@@ -9,11 +9,11 @@ from nearstep.backends.base import Backend, Poll
 from nearstep.errors import WaitTimeoutError
 
 MOST_POLLS = 16
-"""Polls between two reads of the clock, at most."""
+"""Most polls between two reads of the clock."""
 
 
 class PollingBackend(Backend):
-    """A device whose clock is read as a register is, and runs by itself."""
+    """A device that runs by itself, with a clock that is read like a register."""
 
     @property
     @abstractmethod
@@ -42,7 +42,7 @@ class PollingBackend(Backend):
                 if any(poll.holds(self.read_register(poll.address)) for poll in polls):
                     return
                 raise WaitTimeoutError(
-                    " or ".join(map(str, polls)) or "that time to pass",
+                    " or ".join(map(str, polls)) or "the end of that time",
                     max_cycles,
                     unit=self.unit,
                     transactions=self.transactions(),

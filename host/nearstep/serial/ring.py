@@ -19,8 +19,8 @@ FAMILY = "coarse"
 
 
 class BoardRing(PollingBackend):
-    """Boards in a ring: link 1 of each is joined to link 0 of the next, of the last to the first;
-    of two boards only the first to the second.
+    """Boards in a ring: link 1 of each is connected to link 0 of the next, of the last to the
+    first; of two boards only the first to the second.
 
     Registers of board d begin at d * `register_bytes`, its memory at d * `memory_bytes`. Time is
     that of the first board. `close`, or an error of the constructor, closes all boards.

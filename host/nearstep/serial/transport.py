@@ -22,12 +22,13 @@ BITS_A_BYTE = 10
 """Start bit, eight bits, stop bit."""
 
 STUCK_SECONDS = 5.0
-"""Seconds without a byte taken after which a port counts as lost; there is no flow control."""
+"""Seconds in which a port accepts no byte, after which it counts as lost; there is no flow control.
+"""
 
 WRITTEN_BYTES = 2048
 """Bytes of a write to the port; at 9600 baud they take 2 s."""
 
-MAY_BE = "what was under way may have been carried out"
+MAY_BE = "requests in flight may have been executed"
 
 
 class Transport(Protocol):
@@ -97,7 +98,7 @@ class SerialPort:
                     left = left[sent:]
                     until = self.now + STUCK_SECONDS
                 elif self.now >= until:
-                    reason = f"the port took no bytes for {STUCK_SECONDS:g} s"
+                    reason = f"the port accepted no bytes for {STUCK_SECONDS:g} s"
                     raise PortLostError(self.port, f"{reason}; {MAY_BE}")
         except (OSError, TypeError, ValueError) as error:  # the last two if it was closed meanwhile
             raise self._lost(error) from error
@@ -119,7 +120,7 @@ class SerialPort:
         self._serial.close()
 
     def _lost(self, error: Exception) -> PortLostError:
-        return PortLostError(self.port, f"the port went away ({error}); {MAY_BE}")
+        return PortLostError(self.port, f"the port has vanished ({error}); {MAY_BE}")
 
 
 def _written(port: int, data: memoryview) -> int:
@@ -136,8 +137,8 @@ def _why(port: str, error: Exception) -> PortError:
     if number in (errno.ENOENT, errno.ENXIO, errno.ENODEV):
         return PortNotFoundError(port, "there is no such port")
     if number in (errno.EACCES, errno.EPERM):
-        reason = "permission denied; on Linux its group, often dialout, may open it"
+        reason = "permission denied; on Linux the port's group, often dialout, may open it"
         return PortPermissionError(port, reason)
     if number in (errno.EBUSY, errno.EWOULDBLOCK):
-        return PortBusyError(port, "another program has it")
+        return PortBusyError(port, "another program has the port open")
     return PortError(port, str(error))

@@ -15,7 +15,7 @@ from nearstep.storage.store import Store
 
 
 class PeerToPeer:
-    """Moves arrays between drives and cards on the cards' own switches.
+    """Transfers of arrays between drives and cards over the cards' own switches.
 
     The host's link is not used. If the memory of a card is memory of this process, drives read into
     it and write from it directly, like `pread` and `pwrite` on a card's window (section VI);
@@ -24,11 +24,11 @@ class PeerToPeer:
     Parameters
     ----------
     backend : of the cards.
-    store : a drive for each card.
+    store : has a drive for each card.
 
     Raises
     ------
-    MismatchError : no drive reaches the memory of this device.
+    MismatchError : the device has no drives that access its memory.
 
     Ref: Smart-Infinity, sections IV-A and VI.
     """

@@ -46,8 +46,8 @@ class AlignedPool:
 
     Attributes
     ----------
-    limit : bytes of memory, beyond which memory of unreferenced arrays of other sizes is given back
-        first; None: none is.
+    limit : bytes of memory, beyond which unreferenced arrays of other sizes are freed before new
+        memory is allocated; None: never.
     """
 
     def __init__(self) -> None:

@@ -161,7 +161,7 @@ class BlockFile(Blocks):
         try:
             found = _identity(os.stat(self.name))
         except OSError as error:
-            raise DriveVanishedError(self.name, f"it is gone: {error.strerror}") from error
+            raise DriveVanishedError(self.name, f"cannot be found: {error.strerror}") from error
         if found != self._identity:
             raise DriveVanishedError(self.name, "another file has its name now")
 
@@ -241,7 +241,7 @@ def _open_or_create(name: str) -> tuple[int, bool]:
         _check_kind(name, os.stat(name).st_mode)
         return os.open(name, flags), False
     except OSError as error:
-        raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
+        raise DriveAccessError(name, f"cannot be created: {error.strerror}", error.errno) from error
 
 
 def _check_kind(name: str, mode: int) -> None:
@@ -271,7 +271,7 @@ def _fill(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
         if error.errno in FULL:
             space = os.fstatvfs(fd)
             raise DriveFullError(nbytes, space.f_bavail * space.f_frsize, f" for {name}") from error
-        raise DriveAccessError(name, f"cannot be made: {error.strerror}", error.errno) from error
+        raise DriveAccessError(name, f"cannot be created: {error.strerror}", error.errno) from error
     os.fsync(fd)
     sync_folder(Path(name).absolute().parent)
 
@@ -310,7 +310,7 @@ def _probe(name: str, fd: int, calls: Calls) -> None:
         calls.preadv(fd, [aligned_bytes(BLOCK_BYTES)], 0)
     except OSError as error:
         if error.errno == errno.EINVAL:
-            reason = f"O_DIRECT does not take blocks of {BLOCK_BYTES} bytes there"
+            reason = f"O_DIRECT does not support blocks of {BLOCK_BYTES} bytes there"
             raise DirectIOError(name, reason) from error
 
 

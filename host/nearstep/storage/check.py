@@ -15,7 +15,7 @@ from nearstep.storage.drive import QUEUE_DEPTH, Drive, DriveTransfer, Job
 from nearstep.storage.drive_errors import IncompleteSetError, StorageError, TornExtentError
 from nearstep.storage.drive_set import DriveLike, beginnings, drives_in, open_set
 from nearstep.storage.extent_jobs import Source
-from nearstep.storage.extents import Extent, Run
+from nearstep.storage.extents import ExtentRow, Run
 from nearstep.storage.generation import Generation, check_apart, damage, load, read_slots
 from nearstep.storage.header import MAGIC, Header, read_header
 
@@ -173,7 +173,7 @@ def _check_generation(
     return report
 
 
-def _extents(drives: Sequence[Drive], generation: Generation) -> Iterator[tuple[Source, Extent]]:
+def _extents(drives: Sequence[Drive], generation: Generation) -> Iterator[tuple[Source, ExtentRow]]:
     for tensor in generation.tensors.values():
         source = Source(drives, tensor.name, tensor.nbytes, generation.number, ())
         for extent in tensor.table.extents():
@@ -181,7 +181,7 @@ def _extents(drives: Sequence[Drive], generation: Generation) -> Iterator[tuple[
                 yield source, extent
 
 
-def _job(source: Source, extent: Extent, known: dict[Run, str]) -> Job:
+def _job(source: Source, extent: ExtentRow, known: dict[Run, str]) -> Job:
     def job(bounces: Bounces) -> None:
         try:
             with bounces.lend(extent.blocks * BLOCK_BYTES) as blocks:

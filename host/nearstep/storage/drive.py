@@ -260,9 +260,7 @@ class Drive:
             )
             self._threads.append(thread)
             thread.start()
-            alive = sum(
-                each.is_alive() for each in self._threads
-            )  # an interrupt came before others
+            alive = sum(each.is_alive() for each in self._threads)  # fewer after an interrupt
             self._threads_began = alive >= self.queue_depth + SUMMING
         self._tasks.put((transfer, jobs))
 
@@ -289,7 +287,7 @@ class Drive:
         self.check_open(action)
         if not data.flags.c_contiguous or data.nbytes % BLOCK_BYTES:
             raise ArgumentError(
-                f"what is to be {action} must be whole blocks of {BLOCK_BYTES} bytes"
+                f"array of a {action} must be contiguous, of whole blocks of {BLOCK_BYTES} bytes"
             )
         last = block + data.nbytes // BLOCK_BYTES
         if block < 0 or last > self.header.blocks:

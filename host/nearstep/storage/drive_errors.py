@@ -65,8 +65,8 @@ class FormatVersionError(DriveError):
         if self.actual > self.expected:
             return "a newer release of nearstep reads it"
         return (
-            "save what it holds (optimizer.state_dict()) with the release of nearstep that wrote "
-            "it, and load that on new drives"
+            "save its state (optimizer.state_dict()) with the release of nearstep that wrote it, "
+            "and load that on new drives"
         )
 
 
@@ -148,7 +148,7 @@ class DriveLockedError(DriveError):
 class DirectIOError(_ReasonError):
     """A file without support for O_DIRECT: its data would be copied through the page cache."""
 
-    template = "drive {path}: {reason}; direct=False goes through the page cache"
+    template = "drive {path}: {reason}; direct=False uses the page cache"
 
 
 class DriveAccessError(_ReasonError):
@@ -215,7 +215,7 @@ class DriveTimeoutError(Fielded, StorageError):
 
     Attributes
     ----------
-    seconds : without progress.
+    seconds : time without progress.
     """
 
     template = "waited {seconds:g} s for {waited_for}, and nothing ended"
@@ -228,7 +228,6 @@ class TornError(Fielded, StorageError):
 
     Attributes
     ----------
-    generation : number.
     whole : other generations that can be opened; their contents have not been read.
     """
 
@@ -365,8 +364,8 @@ class DamagedSuperblockWarning(Fielded, UserWarning):
         if not self.lost:
             return "the other copy is whole, and nothing is lost"
         if self.whole:
-            return f"what it was of is lost, perhaps generation {self.whole[-1] + 1}"
-        return "the generation that it was of is lost"
+            return f"its generation is lost, perhaps {self.whole[-1] + 1}"
+        return "its generation is lost"
 
 
 class UnknownTensorError(Fielded, ArgumentError, KeyError):

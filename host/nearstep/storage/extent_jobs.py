@@ -14,7 +14,7 @@ from nearstep.storage.bounces import Bounces
 from nearstep.storage.checksum import crc32
 from nearstep.storage.drive import Drive, Job
 from nearstep.storage.drive_errors import TornExtentError
-from nearstep.storage.extents import Extent, Run
+from nearstep.storage.extents import ExtentRow, Run
 
 Flat = NDArray[np.uint8]
 
@@ -36,7 +36,7 @@ class Source:
     generation: int
     others: tuple[int, ...]
 
-    def read(self, extent: Extent, into: Flat) -> None:
+    def read(self, extent: ExtentRow, into: Flat) -> None:
         """Read all blocks of an extent into an aligned array.
 
         Raises
@@ -54,7 +54,7 @@ class Source:
             found = (self.generation, *what, *where, extent.crc, actual)
             raise TornExtentError(*found, whole=self.others)
 
-    def span(self, extent: Extent, offset: int, nbytes: int) -> tuple[int, int, bool]:
+    def span(self, extent: ExtentRow, offset: int, nbytes: int) -> tuple[int, int, bool]:
         """Return the range [first, last) of the tensor's bytes that an extent and a transfer share,
         and whether the transfer covers the extent.
 
@@ -67,7 +67,7 @@ class Source:
         return first, last, (first, last) == (start, stop)
 
 
-def read_job(source: Source, extent: Extent, offset: int, out: Flat) -> Job:
+def read_job(source: Source, extent: ExtentRow, offset: int, out: Flat) -> Job:
     """Return a job that reads one extent's part of `out`, which begins at byte `offset` of the
     tensor."""
     first, last, whole = source.span(extent, offset, out.nbytes)
@@ -86,8 +86,8 @@ def read_job(source: Source, extent: Extent, offset: int, out: Flat) -> Job:
 
 def write_job(
     source: Source,
-    extent: Extent,
-    old: Sequence[Extent],
+    extent: ExtentRow,
+    old: Sequence[ExtentRow],
     offset: int,
     data: Flat,
     crcs: dict[Run, int],
@@ -123,7 +123,7 @@ def write_job(
     return job
 
 
-def _fill(source: Source, old: Extent, new: Extent, blocks: Flat) -> None:
+def _fill(source: Source, old: ExtentRow, new: ExtentRow, blocks: Flat) -> None:
     """Copy the blocks that an old extent and a new one have in common."""
     first, last = max(old.start, new.start), min(old.stop, new.stop)
     if first >= last:

@@ -34,12 +34,12 @@ class Run(NamedTuple):
 NO_CRCS: Mapping[Run, int] = MappingProxyType({})
 
 
-class Extent(NamedTuple):
-    """A row of a table.
+class ExtentRow(NamedTuple):
+    """An extent: a row of a table.
 
     Attributes
     ----------
-    number : in its table.
+    number : index of the row.
     start : first block within the tensor.
     block, blocks, drive, crc : as in `EXTENT`.
     """
@@ -94,7 +94,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def extent(self, number: int) -> Extent:
+    def extent(self, number: int) -> ExtentRow:
         (found,) = self.extents(range(number, number + 1))
         return found
 
@@ -105,7 +105,7 @@ class Table:
 
     def extents(
         self, numbers: range | None = None, crcs: Mapping[Run, int] = NO_CRCS
-    ) -> Iterator[Extent]:
+    ) -> Iterator[ExtentRow]:
         """Yield extents, with the CRCs of `crcs` where it has them."""
         numbers = range(len(self)) if numbers is None else numbers
         part = slice(numbers.start, numbers.stop)
@@ -113,7 +113,7 @@ class Table:
         for number, start, row in zip(numbers, self.starts[part].tolist(), rows, strict=False):
             block, blocks, drive, crc = row
             crc = crcs.get(Run(drive, block, blocks), crc)
-            yield Extent(number, start, block, blocks, drive, crc)
+            yield ExtentRow(number, start, block, blocks, drive, crc)
 
     def spliced(self, numbers: range, runs: Sequence[Run]) -> Table:
         """Return a table in which these extents are replaced by others of as many blocks, without

@@ -115,9 +115,9 @@ def read_header(blocks: Blocks) -> Header:
     if version != VERSION:
         raise FormatVersionError(path, VERSION, version)
     if not is_whole(block) or length > OWNER_BYTES:
-        raise NotADriveError(path, "its header is torn: the CRC-32 does not fit")
+        raise NotADriveError(path, "its header is torn: the CRC-32 is wrong")
     if size != BLOCK_BYTES or index >= drives or extent < BLOCK_BYTES or extent % BLOCK_BYTES:
-        raise NotADriveError(path, "its header makes no sense")
+        raise NotADriveError(path, "its header has invalid fields")
     if blocks.count < count:
         raise DriveSizeError(path, count * BLOCK_BYTES, blocks.count * BLOCK_BYTES)
     name = data[LAYOUT.size : LAYOUT.size + length].decode(errors="replace")

@@ -70,7 +70,7 @@ def unpack_index(
         names = ("name", "nbytes", "extents", "first_drive", "attributes")
         fields = [(*(each[name] for name in names), bool(each.get("pinned"))) for each in listed]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise IndexFormatError(f"its head is none: {str(error)[:100]}") from None
+        raise IndexFormatError(f"its head is invalid: {str(error)[:100]}") from None
     if number != generation:
         raise IndexFormatError(f"it must be of generation {generation}, not {number}")
     rest = len(data) - PREFIX.size - length
@@ -120,7 +120,7 @@ def checked_json(what: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise ArgumentError(f"{what} must be what JSON can hold: {error}") from None
+        raise ArgumentError(f"{what} must be representable in JSON: {error}") from None
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ArgumentError(f"{what} must be a mapping, not {type(value).__name__}")

@@ -1,8 +1,8 @@
 """Snapshot files.
 
-A file is one of safetensors: named tensors of the shape (devices, ...), and behind them the tensor
-`DIGEST`, the SHA-256 of all bytes of the file before it. The file `name.000003` is generation 3 of
-`name`; it gets this name once all data has been flushed.
+A file is in the format of safetensors: named tensors of shape (devices, ...), then the tensor
+`DIGEST`, the SHA-256 of all bytes of the file before. The file `name.000003` is generation 3 of
+`name`; a file is renamed to this name after all data has been flushed.
 """
 
 from __future__ import annotations

@@ -311,7 +311,7 @@ class Store:
 
     def holds(self, name: str, data: Any) -> bool:
         """Return whether the last generation has `data` as a whole tensor, by the CRCs of its
-        extents; a tensor that was never written has nothing."""
+        extents; False for a tensor with an extent that was never written."""
         flat, tensor = flat_bytes("data", data), self._transaction.current.tensors.get(name)
         if tensor is None or tensor.nbytes != flat.nbytes:
             return False
@@ -461,7 +461,7 @@ class Store:
             if self._find(view.number) is not view:
                 raise NoGenerationError(view.number, self.generations)
             if name not in view.tensors:
-                raise UnknownTensorError(name, f"generation {view.number} has none of this name")
+                raise UnknownTensorError(name, f"is not in generation {view.number}")
             return self._submit_read(view.tensors[name], view, out, offset)
 
     def _submit_read(

@@ -77,7 +77,7 @@ def unpack(block: Bytes, set_id: uuid.UUID) -> Superblock | str:
     if not any(data):
         return ""
     if not is_whole(block):
-        return "the CRC-32 does not fit: a commit was cut off there, or the block is damaged"
+        return "the CRC-32 is wrong: a commit was interrupted there, or the block is damaged"
     magic, found, generation, nbytes, crc, count = LAYOUT.unpack_from(data)
     if magic != MAGIC or count > MOST_RUNS:
         return f"it must begin with {MAGIC!r}, not {magic!r}"
@@ -85,5 +85,5 @@ def unpack(block: Bytes, set_id: uuid.UUID) -> Superblock | str:
         return f"it is of the set {uuid.UUID(bytes=found)}"
     runs = [Run(*RUN.unpack_from(data, LAYOUT.size + RUN.size * each)) for each in range(count)]
     if nbytes > BLOCK_BYTES * sum(run.blocks for run in runs):
-        return "its index is larger than its place"
+        return "its index is larger than the index's blocks"
     return Superblock(set_id, generation, nbytes, crc, runs)

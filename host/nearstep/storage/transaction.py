@@ -18,7 +18,7 @@ from nearstep.storage.drive_errors import (
     InterruptedWriteError,
     UnknownTensorError,
 )
-from nearstep.storage.extents import Extent, Run, Table, Tensor
+from nearstep.storage.extents import ExtentRow, Run, Table, Tensor
 from nearstep.storage.free_map import FreeMap
 from nearstep.storage.generation import Generation
 
@@ -90,7 +90,7 @@ class Transaction:
         """Return a tensor by name, or raise `UnknownTensorError`."""
         found = self.tensors.get(name)
         if found is None:
-            raise UnknownTensorError(name, "there is none of this name")
+            raise UnknownTensorError(name, "does not exist")
         return found
 
     def add(self, tensor: Tensor) -> None:
@@ -101,14 +101,14 @@ class Transaction:
         UnknownTensorError : the name is in use.
         """
         if tensor.name in self.tensors:
-            raise UnknownTensorError(tensor.name, "there is one of this name already")
+            raise UnknownTensorError(tensor.name, "exists already")
         table, first = Table.of_hole(tensor.blocks, self._step), tensor.first_drive
         if not tensor.pinned:
             first = self._next_drive
             self._next_drive = (first + len(table)) % len(self._blocks)
         self.tensors[tensor.name] = replace(tensor, table=table, first_drive=first)
 
-    def place(self, name: str, first: int, last: int) -> tuple[list[Extent], list[Extent]]:
+    def place(self, name: str, first: int, last: int) -> tuple[list[ExtentRow], list[ExtentRow]]:
         """Allocate blocks [first, last) of a tensor for a write, and set `changing` to the tensor.
 
         Extents written since the last commit keep their blocks.
@@ -140,7 +140,7 @@ class Transaction:
         self.tensors[name] = replace(tensor, table=table)
         return self.extents(table, first, last), old
 
-    def extents(self, table: Table, first: int, last: int) -> list[Extent]:
+    def extents(self, table: Table, first: int, last: int) -> list[ExtentRow]:
         """Return the extents that contain any of the blocks [first, last), with current CRCs."""
         return list(table.extents(table.covering(first, last), self.crcs))
 

@@ -70,7 +70,7 @@ def _set_of(path: Path, *, is_first: bool) -> uuid.UUID | None:
             return header.set_id
         begins = head[0][: len(MAGIC)].tobytes()
         if begins not in (MAGIC, bytes(len(MAGIC))) or _has_data(path, FIRST_FREE + is_first):
-            raise NotADriveError(str(path), "it is not what a set begins as")
+            raise NotADriveError(str(path), "it is not part of an unfinished set")
         return None
     finally:
         blocks.close()

@@ -131,8 +131,11 @@ def test_values_that_are_listed_are_those_that_are_taken(url: str, variant: Vari
         ("sim:axdimm?channels=2", "channels='2': needs memory=ddr4-1600"),
         ("sim:axdimm?memory=ideal&commands=x", "commands='x': needs memory=ddr4-1600"),
         ("sim:axdimm?memory=ddr4", "valid: ideal, halfduplex, ddr4-1600"),
-        ("sim:axdimm?memory=ddr4-1600&latency=3", "latency='3': does not go with memory=ddr4-1600"),
-        ("sim:axdimm?memory=ddr4-1600&memory_bytes=64", "does not go with memory=ddr4-1600"),
+        (
+            "sim:axdimm?memory=ddr4-1600&latency=3",
+            "latency='3': cannot be used with memory=ddr4-1600",
+        ),
+        ("sim:axdimm?memory=ddr4-1600&memory_bytes=64", "cannot be used with memory=ddr4-1600"),
         ("sim:axdimm?chanels=2", r"valid: lanes, .*channels \(memory=ddr4-1600\)"),
         ("sim:axdimm?stall=2", r"stall must lie in \[0, 0.95\], not 2.0"),
         ("sim:axdimm?memory=ddr4-1600&postpone=9", r"postpone must lie in \[1, 8\], not 9"),

@@ -433,7 +433,7 @@ OPTIONS = [
     (f"sim:axdimm?{CHIP}&lanes=4", "lanes must be 16"),
     (f"sim:axdimm?{CHIP}&mapping=row", "mapping"),
     (f"sim:axdimm?{CHIP}&postpone=9", "postpone must lie"),
-    (f"sim:axdimm?{CHIP}&latency=3", "does not go with memory=ddr4-1600"),
+    (f"sim:axdimm?{CHIP}&latency=3", "cannot be used with memory=ddr4-1600"),
     ("sim:axdimm?memory=ddr5", "no such choice"),
     ("sim:axdimm?channels=2", "needs memory=ddr4-1600"),
     ("golden:axdimm?channels=2&memory_bytes=192", "memory_bytes must be"),

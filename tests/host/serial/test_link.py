@@ -211,7 +211,7 @@ def test_nobody_at_all() -> None:
 @pytest.mark.parametrize("noise", [b"AT OK\r\n", damaged(to_frame(bytes(20))), b"~~~~abc~"])
 def test_somebody_else_at_the_port(noise: bytes) -> None:
     board = ScriptedBoard(sync=lambda _, request: [noise])
-    with pytest.raises(DamagedFramesError, match="bytes that came, none were its answer") as caught:
+    with pytest.raises(DamagedFramesError, match="received bytes were its answer") as caught:
         Link(board, tries=3).open()
     assert caught.value.nbytes == 3 * len(noise)
 

@@ -154,7 +154,7 @@ def test_a_lane_that_never_reads_right_is_named(lane: int) -> None:
 @pytest.mark.parametrize("bit", range(7, 16))
 def test_an_address_pin_that_is_stuck_is_found(bit: int) -> None:
     pads = Pads(WINDOWS, wrong_bit=bit)
-    with pytest.raises(MemoryNotReadyError, match="does not hold what is written to it: at 0x"):
+    with pytest.raises(MemoryNotReadyError, match="does not keep data: at 0x"):
         check_memory(pads)
 
 

@@ -206,7 +206,7 @@ def test_a_torn_header_and_another_version_are_refused(tmp_path) -> None:
     assert (caught.value.expected, caught.value.actual) == (2, 9)
     assert "newer release" in str(caught.value)
     path.write_bytes(whole[:8] + b"\x01" + whole[9:])
-    with pytest.raises(FormatVersionError, match="save what it holds") as caught:
+    with pytest.raises(FormatVersionError, match="save its state") as caught:
         opened([path])
     assert (caught.value.expected, caught.value.actual) == (2, 1)
 

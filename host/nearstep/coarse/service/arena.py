@@ -55,7 +55,7 @@ class Arena:
         self._segments = 0
 
     def take(self, size: int) -> Allocation:
-        """Allocate a place of `size` bytes, a free one if there is one."""
+        """Allocate a place of `size` bytes; reuse a free one if possible."""
         nbytes = max(PAGE_BYTES, 1 << max(0, size - 1).bit_length())
         with self._lock:
             free = self._free.setdefault(nbytes, [])

@@ -146,7 +146,7 @@ class Client:
         Raises
         ------
         UnlikeError : the clients open different tensors; names the clients of each.
-        DeviceMemoryError : the devices have no memory for it.
+        DeviceMemoryError : the devices have no memory for the tensor.
         OrderError : another client sums a different tensor in this turn.
         """
         chosen = self.shard_bytes if shard_bytes is None else shard_bytes
@@ -271,7 +271,7 @@ class Client:
         self._replies.ask("all clients at a barrier", messages.Barrier)
 
     def close(self, *, leave: bool = True) -> None:
-        """Close the connection, after a message to the service with `leave`; again: do nothing."""
+        """Close the connection; with `leave`, tell the service first. Do nothing if closed."""
         if self._closed:
             return
         self._closed = True

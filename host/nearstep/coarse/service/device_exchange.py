@@ -102,7 +102,7 @@ class DeviceExchange:
         self.stored = stored
         self.job = sessions[0].job
         self.number = first.exchange
-        self.operation = first.operation if stored is None else "sum"  # the update scales it
+        self.operation = first.operation if stored is None else "sum"  # the update scales the sum
         self.wire = first.wire
         self.pool = pool
         self.opened = dict(opened)
@@ -158,7 +158,7 @@ class DeviceExchange:
             values: list[Buffer | None] = [None] * devices
             room.buffers[rank] = values
             values[at] = buffer = device.alloc(size, channel=at)
-            changed = devices == 1 and rank == 0  # the others are added to it
+            changed = devices == 1 and rank == 0  # the other arrays are added to this one
             if not changed and buffer.lend(self._memory[rank][part].view(np.float32)):
                 room.lent_in.add(rank)
         for stage in self.stages:
@@ -210,7 +210,7 @@ class DeviceExchange:
         return shard.number % self.pool.groups
 
     def submit(self, shard: Shard, job: Job) -> Pending:
-        """Give a job of the current stage of a shard to all devices."""
+        """Submit a job of a shard's current stage to all devices."""
         rings = self.pool.rings
         rings.check_ready()
         rings.check_space([self.group(shard)])
@@ -220,7 +220,7 @@ class DeviceExchange:
 
     def update(self, shard: Shard) -> AllOf:
         """Start the update with a shard's summed gradients on all devices."""
-        assert self.stored is not None  # otherwise nobody asks for it
+        assert self.stored is not None
         if self.pool.devices == 1:
             gradients = [[self._buffer(shard, rank, 0) for rank in sorted(self.sessions)]]
         else:

@@ -29,14 +29,14 @@ LOG = logging.getLogger(__name__)
 
 Scheduling = Literal["queues", "fcfs"]
 Input = messages.Message | Disconnected | Loaded
-"""What the dispatcher handles of a client: a message, the end of its connection, or a file."""
+"""Input from a client: a message, the end of its connection, or the contents of a file."""
 
 IDLE_S = 0.2
 LOOK_S = 0.05
 """Seconds between checks for silent clients."""
 
 BEFORE = (messages.Leave, messages.Missing)
-"""Messages of a client before all clients of the job have joined."""
+"""Messages allowed before all clients of the job have joined."""
 
 OF_A_DEVICE = (messages.Open, messages.Probe)
 OF_VALUES = (messages.Put, messages.Get, messages.Save, Loaded)
@@ -261,7 +261,7 @@ class Dispatcher:
         return None
 
     def _sum(self, shard: Shard) -> None:
-        """Begin with a shard that all clients have pushed, unless it has begun."""
+        """Begin to sum a shard that all clients have pushed, unless its sum has begun."""
         if not shard.left:
             shard.pushed.clear()
             self._begin(shard)
@@ -290,7 +290,7 @@ class Dispatcher:
     def _wait_for_update(self) -> None:
         """Wait for the running update, which may write stored values."""
         for task in self._running:
-            if task.job is None:  # `_look` finds its error, which is not this client's
+            if task.job is None:  # `_look` finds an error of the update
                 with contextlib.suppress(NearstepError):
                     task.pending.wait()
 
@@ -390,7 +390,7 @@ class Dispatcher:
 
     def _lose(self, job: TrainingJob, rank: int, reason: str) -> None:
         error = errors.ClientLostError(
-            f"client {rank} of job {job.name!r} is gone: it {reason}", [rank]
+            f"client {rank} of job {job.name!r} is lost: it {reason}", [rank]
         )
         self._failing.append((job, error))
 

@@ -26,7 +26,7 @@ class FrameError(Fielded, ServiceError):
 class StalledError(Fielded, ServiceError):
     """The other end made no progress within a frame for `silence_s` seconds."""
 
-    template = "a frame stood still for more than {silence_s} s"
+    template = "a frame made no progress for more than {silence_s} s"
     silence_s: float
 
 

@@ -74,9 +74,8 @@ class Exchange:
         Parameters
         ----------
         step, hyper : of an update: step number t, from 1, and hyper-parameters as JSON.
-        turn : number of this sum, from 1, if all clients make the same sums one after the other: a
-            client that sums a different tensor ends the job at once (`OrderError`). 0: no such
-            check.
+        turn : number of this sum, from 1, if all clients make the same sums in the same order: a
+            client that sums a different tensor ends the job (`OrderError`). 0: no such check.
 
         Raises
         ------
@@ -88,7 +87,7 @@ class Exchange:
         if missing := self._missing():
             raise ArgumentError(
                 f"shards {missing[:8]} of version {self.version} of exchange {self.number} must be "
-                f"pushed and have come back before the next version; or close() the exchange"
+                f"pushed and returned before the next version; or close() the exchange"
             )
         self.version += 1
         self._sent.clear()

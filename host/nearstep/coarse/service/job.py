@@ -22,7 +22,7 @@ from nearstep.storage.snapshot_file import Arrays
 
 @dataclass(frozen=True)
 class Loaded:
-    """The contents of a file that a client asked for, or the error."""
+    """The contents of a file for a client, or the error."""
 
     request: int
     found: Arrays | Exception
@@ -56,7 +56,7 @@ class TrainingJob:
     Parameters
     ----------
     clients : number of clients.
-    post : queues what a thread has loaded; called from that thread.
+    post : queues loaded contents; called from the thread that loaded them.
     snapshots : folder of all files; None: clients cannot save or load.
 
     Attributes
@@ -176,14 +176,14 @@ class TrainingJob:
         exchange = self._exchanges.get(message.exchange)
         if exchange is None or message.shard >= len(exchange.shards):
             what = f"pushed shard {message.shard} of exchange {message.exchange}"
-            raise self._broken(session.rank, f"{what}, which is not there")
+            raise self._broken(session.rank, f"{what}, which does not exist")
         shard = exchange.shards[message.shard]
         if message.version != shard.version + 1 or session.rank in shard.pushed or shard.left:
             what = f"pushed version {message.version} of a shard that waits for"
             raise self._broken(session.rank, f"{what} version {shard.version + 1} once")
         if (holder := shard.room.holder) not in (None, shard):
             what = f"pushed shard {shard.number} in the place of shard {holder.number}"
-            raise self._broken(session.rank, f"{what}, which has not come back")
+            raise self._broken(session.rank, f"{what}, which was not returned")
         self._check_closed(exchange)
         self._check_turn(session.rank, message)
         if exchange.stored is not None:
@@ -252,7 +252,7 @@ class TrainingJob:
     def close(self, session: Session, message: messages.Close) -> None:
         """Note that a client closes an exchange; free its memory when all have."""
         if message.exchange not in self._exchanges:
-            what = f"closed exchange {message.exchange}, which is not there"
+            what = f"closed exchange {message.exchange}, which does not exist"
             raise self._broken(session.rank, what)
         ranks = self._closing.setdefault(message.exchange, set())
         ranks.add(session.rank)
@@ -349,7 +349,7 @@ class TrainingJob:
                 arrived[0].send(messages.Done(arrived[1].request))
 
     def missing(self, session: Session, message: messages.Missing) -> None:
-        """Answer which other clients a client that has waited for too long waits for."""
+        """Answer a client whose wait has timed out with the ranks of the clients it waits for."""
         rank, ranks = session.rank, set(range(self.clients))
         missing = ranks - set(self.sessions) | self._gone
         for said in self._opening.values():
@@ -369,14 +369,14 @@ class TrainingJob:
         session.detach(message)
 
     def leave(self, session: Session, message: messages.Leave) -> None:
-        """Note that a client ends well; others that wait for it get an error."""
+        """Note that a client leaves without an error; clients that wait for it get one."""
         session.left = True
         self._gone.add(session.rank)
 
     def check_gone(self) -> None:
         """Raise `ClientLostError` if a client waits for clients that have left.
 
-        It waits for all and one has left, or it waits for a value and all others have left.
+        That is: a client waits for all and one has left, or for a value and all others have left.
         """
         if not self._gone:
             return

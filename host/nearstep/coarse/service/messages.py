@@ -21,7 +21,7 @@ ReduceOpName = Literal["sum", "average", "max"]
 
 
 class Message(Struct, tag=True, forbid_unknown_fields=True):
-    """Base of all messages. As many bytes as `nbytes` of payload may follow a message."""
+    """Base of all messages; a payload of `nbytes` bytes may follow a message."""
 
 
 class FromClient(Message):
@@ -75,7 +75,7 @@ class Nearby(FromService):
 
 
 class Stay(FromClient):
-    """Decline `Nearby`, and go on with this connection."""
+    """Decline `Nearby`, and continue with this connection."""
 
 
 class Welcome(FromService):
@@ -90,8 +90,8 @@ class Welcome(FromService):
 
 
 class Attach(FromClient):
-    """Attach memory of the client: shared, as a file descriptor beside the message, or, without
-    descriptors, copied to memory of the service of that size."""
+    """Attach memory of the client: shared, by a file descriptor sent with the message, or, without
+    descriptors, mirrored in memory of the service of that size."""
 
     segment: Number
     size: Number
@@ -183,7 +183,7 @@ class Close(FromClient):
 
 
 class Access(Request):
-    """Base of requests for stored bytes, with their place in a segment of the client."""
+    """Base of requests for stored bytes, with the place in a segment of the client."""
 
     key: Name
     segment: Number
@@ -226,7 +226,7 @@ class Load(Request):
 
 
 class Done(FromService):
-    """A request has succeeded, with this text; bytes asked for are in the segment, or follow."""
+    """A request has succeeded, with this text; requested bytes are in the segment, or follow."""
 
     request: Number
     text: Text = ""

@@ -29,7 +29,7 @@ WINDOW_BYTES = 16 << 20
 window stays in the processor's caches."""
 
 LEAST_PLACES = 4
-"""One place is filled, one summed, one waits, and one is read."""
+"""Places in which one shard is filled, one summed, one waits, and one is read."""
 
 
 @dataclass(frozen=True)

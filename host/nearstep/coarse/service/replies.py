@@ -137,7 +137,7 @@ class Replies:
 
         Parameters
         ----------
-        what : what the request waits for, in error messages.
+        what : name, in errors, of what the client waits for.
         kind, fields : class of the request, and its fields after the number.
         into : destination of the answer's payload.
         """
@@ -174,7 +174,8 @@ class Replies:
         if not isinstance(said, messages.Done):
             raise errors.JobError(f"{text}; the service does not answer")
         ranks = [int(each) for each in said.text.split()]
-        raise errors.JobError(f"{text}; clients {ranks} have not come" if ranks else text, ranks)
+        missing = f"{text}; clients {ranks} are missing" if ranks else text
+        raise errors.JobError(missing, ranks)
 
     def _wait(self, found: Callable[[], Any], seconds: float) -> Any:
         """Return the first true value of `found` within a time, or else its last value."""
@@ -217,7 +218,7 @@ class Replies:
             self._end(error)
         except Exception as error:
             self._end(
-                errors.ServiceLostError(f"what it said failed: {type(error).__name__}: {error}")
+                errors.ServiceLostError(f"its message failed: {type(error).__name__}: {error}")
             )
         finally:
             self._arrived.acquire()
@@ -278,7 +279,7 @@ class Replies:
     def _beat_s(self) -> float:
         if self.welcome is not None:
             return self.welcome.beat_s
-        return min(SLICE_S, self.silence_s / 4)  # before the service said how often
+        return min(SLICE_S, self.silence_s / 4)  # the service's interval is not known yet
 
     def _buffer_of(self, message: messages.Message) -> NDArray[np.uint8] | None:
         if self.is_shared:

@@ -18,8 +18,8 @@ from nearstep.errors import ArgumentError
 from nearstep.scalars import is_whole
 
 SHARD_BYTES = 4 << 20
-"""DMA reaches its full bandwidth from 2 MiB on (COARSE paper, section V-B and figure 14); golden
-devices on two cores are a fifth faster with 4 MiB."""
+"""Default of the least size of a shard. DMA reaches its full bandwidth at 2 MiB (COARSE paper,
+section V-B and figure 14); golden devices on two cores are a fifth faster with 4 MiB."""
 
 QUEUE_SHARDS = 4096
 BEAT_S = 1.0
@@ -41,7 +41,7 @@ class Server:
         determines the order of additions.
     queue_shards : maximum number of pushed shards of a client that were not returned.
     beat_s : seconds between signs of life of both sides.
-    silence_s : seconds without one after which a client counts as lost.
+    silence_s : seconds without a sign of life after which a client counts as lost.
     scheduler : `queues`, or `fcfs`, which can end in a deadlock of proxies: see `Dispatcher`.
     snapshots : folder in which clients may save and load; None: they may not.
     share_memory : whether TCP clients on this machine switch to shared memory.

@@ -23,7 +23,7 @@ class Session:
     """The service's state of a client.
 
     `Sockets` reads messages, checks them with `note` and finds their payloads' places; the thread
-    of `Dispatcher` carries them out.
+    of `Dispatcher` handles them.
 
     Parameters
     ----------

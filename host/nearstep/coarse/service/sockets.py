@@ -72,8 +72,8 @@ class Peer:
 class Sockets:
     """Listeners and connections; `turn` handles those that are ready.
 
-    The dispatcher's thread calls `turn` between its tasks. While a task takes long, the thread of
-    `live` takes turns, so that clients still get signs of life and can send.
+    The dispatcher's thread calls `turn` between its tasks. During a long task the thread of `live`
+    calls it, so that clients still get signs of life and can send.
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ class Sockets:
         except OSError as error:
             self._drop(peer, f"lost its connection: {error}")
         except Exception as error:
-            self._drop(peer, f"sent what the service failed with: {type(error).__name__}: {error}")
+            self._drop(peer, f"sent a message that failed: {type(error).__name__}: {error}")
 
     def _go_on(self, peer: Peer, message: messages.Message) -> None:
         """Continue a handshake."""

@@ -87,7 +87,7 @@ class ServiceStore:
         return int(count[0])
 
     def free(self) -> None:
-        """Free the gradients' memory. Parameters and states stay until the job ends."""
+        """Free the gradients' memory. Parameters and states are kept until the job ends."""
         self._exchange.close()
 
 

@@ -65,7 +65,7 @@ class Address:
 
     Raises
     ------
-    ArgumentError : `text` is none of them.
+    ArgumentError : `text` is no such address.
     """
 
     def __init__(self, text: str) -> None:
@@ -456,13 +456,13 @@ class Connection:
     def take_descriptor(self) -> int:
         """Return the descriptor received with the last message; the caller owns it."""
         if not self.descriptors:
-            raise FrameError("1 file descriptors beside the message", "0")
+            raise FrameError("1 file descriptor with the message", "0")
         return self.descriptors.pop(0)
 
     def check_descriptors(self) -> None:
         """Raise `FrameError` if a descriptor belongs to no message."""
         if self.descriptors and not self._ahead:
-            raise FrameError("0 file descriptors more", f"{len(self.descriptors)}")
+            raise FrameError("no further file descriptors", f"{len(self.descriptors)}")
 
     def end(self) -> None:
         """Shut both directions down, from any thread; all waits on the connection end.

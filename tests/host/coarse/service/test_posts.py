@@ -113,7 +113,7 @@ def test_a_timeout_names_who_has_not_come(serve) -> None:
         named = []
         if client.rank != 1:
             client.timeout_s = 0.3
-            with pytest.raises(JobError, match=r"clients \[1\] have not come") as caught:
+            with pytest.raises(JobError, match=r"clients \[1\] are missing") as caught:
                 client.barrier()
             named.append(tuple(caught.value.ranks))
             client.timeout_s = 60.0
@@ -126,7 +126,7 @@ def test_a_timeout_names_who_has_not_come(serve) -> None:
         if client.rank == 0:
             client.timeout_s = 0.3
             exchange.push(0)
-            with pytest.raises(JobError, match=r"clients \[1, 2\] have not come") as caught:
+            with pytest.raises(JobError, match=r"clients \[1, 2\] are missing") as caught:
                 exchange.wait(0)
             named.append(tuple(caught.value.ranks))
             client.timeout_s = 60.0
