@@ -92,8 +92,8 @@ class PartialSums(wiring.Component):
 class GradientScan(wiring.Component):
     """Scans gradients: whether any is infinite or NaN, and the sum of their squares.
 
-    *Timing*: one beat a cycle, without stalls. `o_done` follows `latency` cycles after the last
-    beat.
+    *Timing*: one beat a cycle, without stalls. `o_done` is high `latency` + 1 cycles after the last
+    beat is taken.
 
     *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are rounded
     to binary32 and added in binary32 by a tree of neighbours. The sum of beat n is added, in
@@ -118,7 +118,7 @@ class GradientScan(wiring.Component):
 
     Attributes
     ----------
-    latency : cycles from the last beat to `o_done`.
+    latency : cycles from the cycle after the last beat to `o_done`.
 
     Ref: Smart-Infinity, IV-C: NaN and Inf must be checked, and the norm known, before an
     update.

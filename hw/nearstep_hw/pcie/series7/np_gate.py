@@ -20,7 +20,7 @@ class NonPostedGate(wiring.Component):
     requests may arrive before the first credit, if credits cross clocks: the endpoint has space for
     the requests, and the count is negative.
 
-    *Timing*: one cycle.
+    *Timing*: two cycles.
 
     Parameters
     ----------
