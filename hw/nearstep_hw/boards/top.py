@@ -29,7 +29,6 @@ class BoardTop(wiring.Component):
 
     Parameters
     ----------
-    config : of the board.
     pads : pads of the DRAM, by name in `PADS`; none with block RAM.
     unit : see `SmartssdCard`.
 

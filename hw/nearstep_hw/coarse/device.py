@@ -54,7 +54,6 @@ class MemoryDevice(wiring.Component):
 
     Parameters
     ----------
-    config : of the device.
     unit : see `UnitMaker`; None: the units of the update kernel are outside.
 
     Members

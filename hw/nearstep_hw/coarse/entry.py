@@ -18,10 +18,6 @@ def max_entry_beats(config: CoarseConfig) -> int:
 class StepLayout(data.StructLayout):
     """Operations of a core on one entry.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     at : first memory beat of the entry, from the start of the tensor.
@@ -54,10 +50,6 @@ class StepLayout(data.StructLayout):
 
 class RangeLayout(data.StructLayout):
     """A range of memory beats.
-
-    Parameters
-    ----------
-    config : of the device.
 
     Members
     -------

@@ -23,10 +23,6 @@ class LocalLoad(wiring.Component):
 
     *Timing*: a memory beat a cycle; the first core beat three cycles after its transfer on R.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     bus : AR and R; RREADY is always high.

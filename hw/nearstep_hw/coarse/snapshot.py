@@ -31,7 +31,6 @@ class SnapshotGate(wiring.Component):
 
     Parameters
     ----------
-    config : of the device.
     id_width : bits of an ID of the writes.
 
     Members

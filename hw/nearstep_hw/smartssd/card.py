@@ -40,7 +40,6 @@ class SmartssdCard(wiring.Component):
 
     Parameters
     ----------
-    config : of the card.
     unit : see `UnitMaker`; None: the units are outside.
 
     Members

@@ -37,10 +37,6 @@ class ArrayLengths(wiring.Component):
 
     *Timing*: one cycle.
 
-    Parameters
-    ----------
-    config : of the kernel.
-
     Members
     -------
     i_count, i_pairs : elements, and pairs. `i_pairs` only if the kernel takes pairs.

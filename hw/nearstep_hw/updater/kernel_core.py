@@ -105,7 +105,6 @@ class KernelCore(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
     line : adds the port `csr_line`.
     memory_bytes : end of the memory, see `StartCheck`.
 

@@ -23,10 +23,6 @@ class LoadPath(WindowedRead):
     Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats, and
     are converted to binary32 after the FIFO.
 
-    Parameters
-    ----------
-    config : of the kernel.
-
     Members
     -------
     all : as of `WindowedRead`.

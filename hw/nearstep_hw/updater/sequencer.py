@@ -22,7 +22,6 @@ class UnitSequencer(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
     unit : signature of the functional units' port.
     inputs, outputs : names of the arrays, as in `unit`.
     beats_width : bits of `i_beats`.

@@ -67,7 +67,6 @@ class StartCheck(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
     memory_bytes : end of the memory; None: end of the address space.
 
     Members

@@ -28,10 +28,6 @@ class StorePath(WindowedWrite):
     A copy of the parameters in 16 bits is stored after the arrays. Elements of 16 or 8 bits take
     fewer beats, and are converted before their FIFO.
 
-    Parameters
-    ----------
-    config : of the kernel.
-
     Members
     -------
     all : as of `WindowedWrite`; the copy's base is the last.

@@ -24,7 +24,6 @@ class UnitRow(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
     unit : see `UnitMaker`. A port `i_reset`, if there is one, resets the unit.
 
     Members

@@ -38,7 +38,6 @@ class UpdateKernel(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
     unit : see `UnitMaker`; None: the units are outside.
 
     Members

@@ -127,7 +127,6 @@ class WindowedRead(_Windowed):
 
     Parameters
     ----------
-    config : of the kernel.
     streams : the `Stream` of each array, for `o_fault`.
     members : more members.
     schedule : more parameters of the `BlockSchedule`.

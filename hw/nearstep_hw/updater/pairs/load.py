@@ -33,10 +33,6 @@ class PairLoad(WindowedRead):
     `sync`, gated or not outside of runs with pairs. A dry run loads only indices and has no output:
     `o_verified` or a fault is the outcome.
 
-    Parameters
-    ----------
-    config : of the kernel.
-
     Members
     -------
     all : as of `WindowedRead`; array 0 is indices, array 1 values.
