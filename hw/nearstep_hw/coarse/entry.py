@@ -11,7 +11,7 @@ BEAT_BITS = ELEMENT_BITS - (BEAT_ELEMENTS.bit_length() - 1) + 1
 
 
 def max_entry_beats(config: CoarseConfig) -> int:
-    """Most memory beats of an entry, in any wire format."""
+    """Return the most memory beats of an entry, in any wire format."""
     return max(config.entry_beats(wire) for wire in config.wire_formats)
 
 
