@@ -73,7 +73,7 @@ def modules(name: str, **options: Any) -> "dict[str, wiring.Component]":
 
 
 def verilog(name: str, **options: Any) -> str:
-    """Return the complete Verilog of the component `name`; errors as of `build`."""
+    """Return the complete Verilog of the component `name`; raises the errors of `build`."""
     from nearstep_hw.verilog import to_verilog
 
     return to_verilog(build(name, **options), name, modules(name, **options))
@@ -206,7 +206,7 @@ def _made(name: str) -> tuple[str, dict[str, object]]:
 
     from nearstep_hw.verilog import to_verilog
 
-    # Of components that are made to ask for a latency.
+    # Some components are made only to read their latency.
     warnings.simplefilter("ignore", UnusedElaboratable)
     component = build(name)
     return to_verilog(component, name, modules(name)), _described(name, component)

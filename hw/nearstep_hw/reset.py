@@ -43,6 +43,6 @@ class RegisteredReset(wiring.Component):
             inner, self.signature.flatten(self), strict=True
         ):
             to, source = (outside, inside) if member.flow is wiring.Out else (inside, outside)
-            if not isinstance(to, Const):  # as `ready` is of a stream that never waits
+            if not isinstance(to, Const):  # such as `ready` of a stream that never waits
                 m.d.comb += Value.cast(to).eq(Value.cast(source))
         return m

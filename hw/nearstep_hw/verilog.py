@@ -48,8 +48,8 @@ START = r"\$start "
 """Name of the variable whose change makes every `always @*` of a module run at time 0.
 
 An `always @*` block waits until a value that it reads changes. A constant never changes, and a
-register may get its initial value before the block waits: the order is undefined in Verilog, and
-always this one in SystemVerilog. The block's outputs would remain X. The variable is assigned
+register may get its initial value before the block waits: Verilog leaves the order undefined,
+SystemVerilog initialises first. The block's outputs would remain X. The variable is assigned
 without blocking, so after all blocks wait (IEEE 1364-2005, 11.3).
 """
 
@@ -66,8 +66,8 @@ VARIABLE_OF_YOSYS = re.compile(
     r"|^    if \(\\\$auto\$verilog_backend\S+ \) begin end\n",
     re.M,
 )
-"""Yosys's own version: a variable with an initial value, which may be assigned too early and which
-assignments to a part of a variable do not read.
+"""The variable that Yosys adds for this purpose: it may be initialised too early, and blocks that
+assign a part of a variable do not read it.
 """
 
 

@@ -20,7 +20,7 @@ class AccessLog(wiring.Component):
     -------
     i_refused : an access is refused in this cycle.
     i_write, i_address : kind and byte address of the access.
-    i_clear : clear the log, except for an access in this cycle.
+    i_clear : clear the log; an access in this cycle is logged.
     o_seen : an access was refused.
     o_write, o_address : kind and byte address of the first refused access.
     o_count : refused accesses.

@@ -48,8 +48,8 @@ class ModeArbiter(wiring.Component):
 
     *Timing*: to acceleration at most tRFC + tRP and some cycles, and with seven or eight refreshes
     due the time to the host's next refresh. To normal the drain of the controller, a tRFC for each
-    refresh that the DRAM lacks, and 16 ACT followed by tRAS; with a host as above, `PATIENCE`
-    cycles and the time to its next refresh in addition. For the bounds see
+    refresh that the DRAM lacks, and 16 ACT followed by tRAS; with such a host, `PATIENCE` cycles
+    and the time to the host's next refresh in addition. For the bounds see
     `nearstep_spec.axdimm.hand_over`.
 
     Parameters
@@ -75,13 +75,14 @@ class ModeArbiter(wiring.Component):
     o_enable : for the controller.
     o_acceleration : the mode is acceleration, with no change in progress.
     o_reset : resets kernel and controller.
-    o_yield : the next refresh of the host will be forwarded: `YIELD`, without obstacles.
+    o_yield : the next refresh of the host will be forwarded: in `YIELD`, neither held nor
+        calibrating.
     o_command : command of the arbiter itself.
 
     Attributes
     ----------
-    opened, wrong : banks that `RESTORE` has opened, and those of them that the host has opened or
-        closed since. For proofs only, like the others.
+    opened, wrong : banks that `RESTORE` has opened, and those among them that the host has opened
+        or closed since. All attributes are for proofs only.
     restoring, yielding, closing : three of the states, `YIELD` being part of the first.
     astray : the FSM is in none of `STATES`; unreachable.
     fsm : the state; from `elaborate` on.

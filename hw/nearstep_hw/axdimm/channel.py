@@ -39,8 +39,7 @@ class AxdimmChannel(wiring.Component):
     ----------
     config : of the kernel, whose beat has to be that of the memory: 16 lanes.
     timing, mapping : of the memory.
-    unit : makes a functional unit for the rule, any component with these ports. None: the units are
-        outside.
+    unit : see `UnitMaker`; None: the units are outside.
 
     Members
     -------

@@ -23,7 +23,7 @@ HOST_PHASE = tuple(slot * PHASES // HOST_PHASES for slot in range(HOST_PHASES))
 """DRAM phase of each host slot: the same moment in time."""
 
 OWN_PHASES = (ACTIVATE_PHASE, 3)
-"""DRAM phase of the arbiter of each rank: not used by the host, which may own another rank."""
+"""DRAM phase of each rank's arbiter; unused by the host, which may own another rank."""
 
 
 class RowCommandLayout(StructLayout):
@@ -48,9 +48,9 @@ class DfiSwitch(wiring.Component):
     """Puts the commands of the host, of the arbiter or of the kernel's controller on the pins.
 
     Host slot 0 becomes phase 0 and slot 1 phase 2, so that the host's distances in time are those
-    of the DRAM; the arbiters' own commands are in `OWN_PHASES`. Data have the source of their
-    command: write bursts are taken from it, and the controller gets `rddata_valid` only for its own
-    reads. A controller that loses the channel thus completes exactly the bursts of issued commands.
+    of the DRAM; the arbiters' own commands are in `OWN_PHASES`. Write bursts are taken from the
+    source of their command, and the controller gets `rddata_valid` only for its own reads. A
+    controller that loses the channel thus completes exactly the bursts of issued commands.
 
     *Timing*: commands of host and arbiter are on the pins a cycle later; those of the controller
     pass at once.

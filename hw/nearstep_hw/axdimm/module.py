@@ -89,7 +89,7 @@ class AxdimmModule(wiring.Component):
     ----------
     config, timing, mapping : of every channel.
     channels : number of channels: 1, 2 or 4.
-    unit : makes a functional unit for the rule, any component with these ports.
+    unit : see `UnitMaker`.
 
     Attributes
     ----------

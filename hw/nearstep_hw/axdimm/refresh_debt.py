@@ -27,46 +27,47 @@ class RefreshDebt(wiring.Component):
     up to a tREFI earlier than those counted here. The same limits must hold for the DRAM. In normal
     mode a REF of the host can be hidden from the DRAM, but none added.
 
-    There are two counts. `o_host` is the host's debt, reduced by the host's refreshes in any mode;
-    `o_dram` is the DRAM's debt, reduced by refreshes from any source. Both grow by one every tREFI.
-    The host refreshes at times h, the DRAM is refreshed at times d.
+    `o_host` is the host's debt, reduced by the host's refreshes in any mode; `o_dram` is the DRAM's
+    debt, reduced by refreshes from any source. Both grow by one every tREFI. The host refreshes at
+    times h, the DRAM is refreshed at times d.
 
     *Debt*: the mode becomes normal only with `o_dram <= o_host`, which hiding preserves. So the
     DRAM's debt never exceeds the host's. In the other modes the DRAM is refreshed as soon as
-    `POSTPONED` are due. By the host's intervals one more may be due, and another one in the time of
-    a hand-over, which does not begin with seven or eight due, because the host must then refresh
-    within two tREFI.
+    `POSTPONED` are due. By the host's intervals one more may be due, and another one may become due
+    during a hand-over. A hand-over does not begin with seven or eight due, because the host must
+    then refresh within two tREFI.
 
-    *Gap*: the next REF of the host is at most 9 tREFI after its last. If the DRAM was refreshed at
-    or after that (d >= h) and the next REF is forwarded, the DRAM's gap is no longer than the
-    host's. So the mode becomes normal only with d >= h: `o_owing` is high while the host's last REF
-    is after the DRAM's. There is one exception. A host that owes k refreshes after a REF issues the
-    next one within 9 - k tREFI. With `gap` whole intervals since d this is early enough if gap + 1
-    <= k; such a REF may be hidden (one more is kept in reserve, for a host whose intervals begin
-    later), and is if the DRAM's debt is below the host's. Outside normal mode the DRAM is
-    refreshed, due or not, 8 tREFI after its last refresh, with one tREFI of margin; a hand-over
-    does not begin if this deadline cannot be met. While the arbiter only waits for the host to
-    close all banks, this is not needed: the following REF is forwarded.
+    *Gap*: the next REF of the host is at most 9 tREFI after its last REF. If the DRAM was refreshed
+    at or after the host's last REF (d >= h) and the next REF is forwarded, the DRAM's gap is no
+    longer than the host's. So the mode becomes normal only with d >= h: `o_owing` is high while the
+    host's last REF is after the DRAM's. There is one exception. A host that owes k refreshes after
+    a REF issues the next one within 9 - k tREFI. With `gap` whole intervals since d the next REF is
+    early enough if gap + 1 <= k. Then the REF may be hidden (one more refresh is kept in reserve,
+    for a host whose intervals begin later), and is hidden if the DRAM's debt is below the host's.
+    Outside normal mode the DRAM is refreshed, due or not, 8 tREFI after its last refresh, with one
+    tREFI of margin; a hand-over does not begin if this deadline cannot be met. No such refresh is
+    needed while the arbiter only waits for the host to close all banks: the following REF is
+    forwarded.
 
-    *Rate*: take less than two tREFI that begin with a refresh of the DRAM, which then lacked E; at
-    most two more come due in that time. In normal mode the DRAM gets only refreshes of the host, so
-    if it was not behind the host in the beginning it gets at most as many as the host issues, 16.
-    If it was behind, it gets E - E' + 2, where E' is what it lacks in the end. That is not below
-    the host's -8, counted with the host's intervals, where E is one more at most. So E <=
-    `POSTPONED` keeps 16. That many are due before the DRAM is refreshed in acceleration mode; only
-    where the host pays postponed refreshes while the channel changes hands can it be more. Then
-    `o_hold` keeps the mode from becoming normal for two tREFI, in which no more are given than
-    leave `ADVANCE` due, a negative number. A DRAM ahead of the host would violate this as well, so
-    the DRAM is refreshed only down to a debt of `RESERVE`, or to the host's debt if that is less;
-    refreshes ahead of the host while it owes more than `RESERVE` are compensated by hiding before
-    the host has none due. Only a refresh for the gap puts the DRAM ahead of the host by one, and
-    then there was none in the previous 8 tREFI.
+    *Rate*: consider a time of less than two tREFI that begins with a refresh of the DRAM, whose
+    debt is then E; at most two more refreshes become due in this time. In normal mode the DRAM gets
+    only refreshes of the host: if not behind the host at the beginning, at most as many as the host
+    issues, 16. If behind, the DRAM gets E - E' + 2, with the debt E' at the end. E' is at least the
+    host's -8, counted with the host's intervals, where E is one more at most. So E <= `POSTPONED`
+    limits the DRAM to 16. In acceleration mode the DRAM is refreshed when `POSTPONED` are due; E is
+    greater only if the host issues postponed refreshes during a hand-over. Then `o_hold` keeps the
+    mode from becoming normal for two tREFI, in which the DRAM is refreshed only down to a debt of
+    `ADVANCE`, a negative number. A DRAM ahead of the host would exceed the rate as well, so the
+    DRAM is refreshed only down to a debt of `RESERVE`, or to the host's debt if that is less;
+    refreshes ahead of a host that owes more than `RESERVE` are compensated by hiding before the
+    host owes none. Only a refresh for the gap puts the DRAM ahead of the host, by one, and then the
+    DRAM had no refresh in the previous 8 tREFI.
 
     *Timing*: counts change a cycle after the counted event.
 
     Parameters
     ----------
-    timing : for the interval.
+    timing : has the interval of refreshes.
     hurry : cycles that a hand-over may need before the DRAM gets its next refresh.
 
     Members
@@ -90,8 +91,8 @@ class RefreshDebt(wiring.Component):
     ----------
     left, gap, gap_left : cycles until one more is due; whole intervals since the DRAM's last
         refresh, and cycles until the next of them.
-    stale, hold : the host has refreshed since, and may not refresh again soon; cycles of `o_hold`
-        left. For proofs only.
+    stale, hold : after the DRAM's last refresh the host has refreshed, and may not refresh again
+        soon; cycles of `o_hold` left. For proofs only.
 
     Ref: JESD79-4, "Refresh Command".
     """

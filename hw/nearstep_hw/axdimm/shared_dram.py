@@ -76,7 +76,7 @@ class SharedDram(wiring.Component):
     dfi : the ranks.
     i_slot, i_write_data, i_write_mask, i_hide_write : the host, see `DfiSwitch`.
     kernel : the controller's pins.
-    o_calibrate : the DRAM lacks ZQCS of the host; to the controller. A bit for each rank, as of
+    o_calibrate : the DRAM lacks ZQCS of the host; to the controller. A bit for each rank, as in
         `o_owed`, `o_must`, `o_refresh_hold` and `o_pass`.
     o_enable, i_idle, o_owed, o_must, o_refresh_hold : to and from the controller, whose refreshes
         are counted. `o_refresh_hold` delays a refresh that would coincide with one of the host,
@@ -88,12 +88,12 @@ class SharedDram(wiring.Component):
     o_reset : resets controller and kernel.
     o_row : rows that the host has opened, by bank; those of rank 0 first.
     o_host_debt, o_dram_debt, o_host_debt1, o_dram_debt1 : of each rank, see `RefreshDebt`.
-    o_overdue : likewise, of any rank.
+    o_overdue : see `RefreshDebt`; of any rank.
     o_unsupported, o_lost, o_lost_command : of any rank, see `HostModes`.
 
     Attributes
     ----------
-    ranks : the blocks of each.
+    ranks : a `RankState` for each rank.
     """
 
     def __init__(self, timing: DramTiming, geometry: DramGeometry, *, hurry: int) -> None:

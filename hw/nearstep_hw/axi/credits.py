@@ -26,7 +26,7 @@ class BeatCredits(wiring.Component):
     capacity : most beats of a stream.
     burst_beats : beats of the longest burst.
     initial : beats of each stream after `i_clear`.
-    own : streams that gain beats separately.
+    own : streams with a credit of their own.
 
     Members
     -------
@@ -68,7 +68,7 @@ class BeatCredits(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        # Counting modulo 2**width, the difference of the two is exact: it never exceeds capacity.
+        # Both count modulo 2**width: their difference is exact, since it never exceeds capacity.
         width = bits_for(self.capacity)
         gained = Signal(width, init=self.initial)
         taken = Array(Signal(width, name=f"taken{i}") for i in range(self.streams))

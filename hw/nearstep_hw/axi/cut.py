@@ -11,7 +11,7 @@ from nearstep_hw.stream.slice import StreamSlice
 class AxiCut(wiring.Component):
     """Forwards all channels through registers.
 
-    Unless `waits`, RREADY and BREADY of the initiator must always be high, as of the movers:
+    Unless `waits`, RREADY and BREADY of the initiator must always be high, as those of movers are:
     responses pass one register, and RREADY and BREADY of the port are always high.
 
     *Timing*: a cycle more for each channel, a beat a cycle.

@@ -62,8 +62,8 @@ class AxiReadJoin(_AxiJoin):
     """Joins reads of several initiators on one port; responses are routed by ID.
 
     The ID at the port has the number of the initiator above the initiator's own ID, so beats may
-    have any order that AXI4 allows. RREADY of every initiator must always be high, as of a
-    `ReadMover`, and is ignored; RREADY of the port is always high.
+    have any order that AXI4 allows. RREADY of every initiator must always be high, as that of a
+    `ReadMover` is, and is ignored; RREADY of the port is always high.
 
     *Timing*: ARVALID one cycle after that of an initiator, a burst a cycle. R is combinational, a
     beat a cycle. ARREADY of an initiator depends on that of the port and on ARVALID of all; no

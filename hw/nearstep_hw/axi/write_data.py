@@ -14,7 +14,7 @@ from nearstep_hw.stream.fifo import StreamFifo
 class WriteData(wiring.Component):
     """Sends the data of each burst taken.
 
-    *Timing*: WVALID two cycles after a burst is taken, then a beat a cycle, without a gap between
+    *Timing*: WVALID four cycles after a burst is taken, then a beat a cycle, without a gap between
     bursts. WDATA, WSTRB and WLAST are registers.
 
     Parameters
@@ -32,7 +32,8 @@ class WriteData(wiring.Component):
     data : the beats of each stream; valid no later than their burst.
     i_tail : WSTRB of the last beat of each stream but those of `own`; all other beats are written
         in full.
-    i_tail_own, i_tail_quantized : the same for streams of `own`, and of `quantized`. If not empty.
+    i_tail_own, i_tail_quantized : WSTRB likewise for streams of `own`, and of `quantized`. If not
+        empty.
     o : channel W.
     i_clear : clears all state; only when no burst is left to send.
     """

@@ -44,7 +44,8 @@ class WriteMover(wiring.Component):
     i_credit_own : a bit for each of `own`, in order: the same for this stream. If `own` is not
         empty.
     i_tail : WSTRB of the last beat of each stream but those of `own`.
-    i_tail_own, i_tail_quantized : the same for streams of `own`, and of `quantized`. If not empty.
+    i_tail_own, i_tail_quantized : WSTRB likewise for streams of `own`, and of `quantized`. If not
+        empty.
     o_block_done : a bit for each stream: a block is written and acknowledged.
     fault : a burst got a response other than OKAY; with the burst's address.
     i_stop : takes no burst; issued bursts complete.

@@ -26,6 +26,7 @@ class PllClock:
 
     Attributes
     ----------
+    hz : frequency.
     phase : degrees by which its edges lag those of the first output.
     """
 
@@ -45,8 +46,7 @@ class Ecp5Pll(wiring.Component):
     -------
     i_clk : the input, directly from its pin.
     i_reset : high: no clocks, not locked.
-    o_clk : the clocks; valid while `o_locked` is high.
-    o_locked
+    o_clk, o_locked : the clocks; valid while `o_locked` is high.
 
     Raises
     ------

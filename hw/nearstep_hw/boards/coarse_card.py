@@ -14,10 +14,6 @@ from nearstep_spec.coarse.lanes import PINS
 class CoarseCard(wiring.Component):
     """`MemoryDevice` whose links are lanes to other boards.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     csr, s_axi, m_axi : see `MemoryDevice`.

@@ -35,7 +35,6 @@ class BoardDevice(wiring.Component):
 
     Parameters
     ----------
-    config : of the board.
     manifest : description of the board.
     card : the device of that configuration.
 

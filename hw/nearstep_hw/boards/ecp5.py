@@ -45,10 +45,6 @@ NAMES = {
 class Ecp5Board(Elaboratable):
     """`BoardTop` on a board with an ECP5: a PLL generates the clock, a button resets the board, and
     a LED shows that memory is ready.
-
-    Parameters
-    ----------
-    config : of the board.
     """
 
     def __init__(self, config: BoardConfig | CoarseBoardConfig) -> None:

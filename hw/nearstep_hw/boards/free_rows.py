@@ -14,8 +14,8 @@ FILE = f"{MODULE}.v"
 
 EVERY = 3
 COLUMNS, ROWS = range(3, 124), range(2, 94)
-"""Of tiles with slices, without the outermost columns. Rows of multipliers and block RAM are
-between, none of them a third one (Project Trellis, tilegrid.json of LFE5U-85F)."""
+"""Columns and rows of tiles with slices, without the outermost columns. No row of multipliers or
+block RAM among them is a multiple of `EVERY` (Project Trellis, tilegrid.json of LFE5U-85F)."""
 PLACES = tuple(f"SLICE{slice_}.K{half}" for slice_ in "ABCD" for half in "01")
 
 

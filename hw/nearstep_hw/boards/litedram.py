@@ -176,8 +176,8 @@ class LiteDram(wiring.Component):
 
     Parameters
     ----------
-    core : of the board.
-    pads : pads by their name in `PADS`.
+    board, core : the board, and the core of its memory.
+    pads : pads by name in `PADS`.
     address_width, data_width, id_width : bits of the port, as generated.
 
     Members
@@ -185,8 +185,8 @@ class LiteDram(wiring.Component):
     s_axi : the port, in the clock domain `sync`.
     wishbone : the registers.
     o_ready : the host has initialised memory.
-    i_clk, i_rst, o_clk, o_rst : of DDR3, whose core generates the clock: input clock of the board
-        and asynchronous reset, and clock and reset for `sync`.
+    i_clk, i_rst, o_clk, o_rst : input clock of the board and asynchronous reset, and clock and
+        reset for `sync`. With DDR3, whose core generates the clock.
     """
 
     def __init__(

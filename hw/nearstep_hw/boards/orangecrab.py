@@ -38,7 +38,7 @@ of a pair places both.
 
 
 DFU_SUFFIX = "dfu-suffix"
-"""Program that appends 16 bytes to a bitstream; the flow does it instead, see `Board.dfu`."""
+"""Program that appends 16 bytes to a bitstream; here the flow appends them, see `Board.dfu`."""
 
 
 class OrangeCrabPlatform(OrangeCrabR0_2_85FPlatform):

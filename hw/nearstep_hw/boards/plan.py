@@ -59,7 +59,6 @@ def plan(config: BoardConfig | CoarseBoardConfig, *, seed: int = 1, **overrides:
 
     Parameters
     ----------
-    config : of the board.
     seed : of the placement.
     overrides : of the platform: `synth_opts`, `nextpnr_opts` (which the seed is added to), ...
     """

@@ -25,13 +25,12 @@ NO_PADS: Mapping[str, IOPort] = MappingProxyType({})
 
 
 class BoardTop(wiring.Component):
-    """`BoardDevice` with its memory: the same on a board and in simulation.
+    """`BoardDevice` with a memory: the same on a board and in simulation.
 
     Parameters
     ----------
-    config : of the board.
-    pads : of the DRAM, by their name in `PADS`; none with block RAM.
-    unit : makes a functional unit of an updater, see `SmartssdCard`.
+    pads : pads of the DRAM, by name in `PADS`; none with block RAM.
+    unit : see `SmartssdCard`.
 
     Members
     -------
@@ -95,7 +94,7 @@ class BoardTop(wiring.Component):
             self.o_memory_ready.eq(device.o_memory_ready),
         ]
         if isinstance(memory, LiteDram):
-            # LiteDRAM's accept signal is late in its cycle.
+            # LiteDRAM's `ready` is late in its cycle.
             m.submodules.cut = cut = AxiCut(device.m_axi.signature, waits=True)
             connect_channels(m, device.m_axi, cut.s_axi)
             connect_channels(m, cut.m_axi, memory.s_axi)

@@ -23,8 +23,8 @@ ONES = (1 << CRC_BITS) - 1
 class Crc(wiring.Component):
     """CRC-32 of words, a word a cycle; equals `zlib.crc32` of their bytes, the lowest byte first.
 
-    The next state is the XOR of one word for each set bit of state and data. This simulates ten
-    times as fast as a chain of XORs for each of the 32 bits.
+    The next state is the XOR of one word for each set bit of state and data. This form simulates
+    ten times as fast as a chain of XORs for each of the 32 bits.
 
     *Timing*: `crc` covers a word from the cycle after it on.
 
@@ -78,10 +78,11 @@ def _passed(bit: int, width: int) -> int:
 
 
 def header_crc() -> Crc:
-    """CRC-32 of the low bits of a header, one word; equals `zlib.crc32` of its first 12 bytes."""
+    """Return the CRC unit of headers: one word, the low bits; `zlib.crc32` of the first 12
+    bytes."""
     return Crc(HEADER_BITS)
 
 
 def entry_crc() -> Crc:
-    """CRC-32 of an entry, a phit a cycle; equals `zlib.crc32` of its bytes."""
+    """Return the CRC unit of entries: a phit a cycle; `zlib.crc32` of the bytes."""
     return Crc(PHIT_BITS)

@@ -18,10 +18,6 @@ class TensorCut(wiring.Component):
 
     *Timing*: `o_done` `latency` cycles after `i_start`; the results hold until the next `o_done`.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     i_start : pulse; the other inputs hold until `o_done`.

@@ -54,9 +54,7 @@ class MemoryDevice(wiring.Component):
 
     Parameters
     ----------
-    config : of the device.
-    unit : makes a functional unit for the rules of the update kernel: any component with its
-        ports. None: the units are outside.
+    unit : see `UnitMaker`; None: the units of the update kernel are outside.
 
     Members
     -------

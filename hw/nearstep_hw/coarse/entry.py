@@ -11,16 +11,12 @@ BEAT_BITS = ELEMENT_BITS - (BEAT_ELEMENTS.bit_length() - 1) + 1
 
 
 def max_entry_beats(config: CoarseConfig) -> int:
-    """Most memory beats of an entry, in any wire format."""
+    """Return the most memory beats of an entry, in any wire format."""
     return max(config.entry_beats(wire) for wire in config.wire_formats)
 
 
 class StepLayout(data.StructLayout):
     """Operations of a core on one entry.
-
-    Parameters
-    ----------
-    config : of the device.
 
     Members
     -------
@@ -54,10 +50,6 @@ class StepLayout(data.StructLayout):
 
 class RangeLayout(data.StructLayout):
     """A range of memory beats.
-
-    Parameters
-    ----------
-    config : of the device.
 
     Members
     -------

@@ -24,10 +24,6 @@ class JobCheck(wiring.Component):
 
     *Timing*: `o_done` `latency` cycles after `i_start`; the results hold.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     i_start : pulse; the other inputs hold from then on.

@@ -18,7 +18,7 @@ class LaneTransmitter(wiring.Component):
     """Drives phits onto the pins of a link, `LANES` bits a transfer, lowest bits first.
 
     Data change half a transfer before the strobe and are held half a transfer after it. A reset
-    does not change the strobe, so causes no transfer.
+    does not change the strobe, and so causes no transfer.
 
     *Timing*: a phit in `PHIT_CYCLES` = 68 cycles, without a gap; the first change of the strobe
     is three cycles after the phit was accepted.

@@ -21,11 +21,7 @@ BURSTS_AHEAD = 16
 class LocalLoad(wiring.Component):
     """Prefetches the beats of each step within the tensor, as far ahead as LocalBuf has space.
 
-    *Timing*: a memory beat a cycle; the first core beat five cycles after its transfer on R.
-
-    Parameters
-    ----------
-    config : of the device.
+    *Timing*: a memory beat a cycle; the first core beat three cycles after its transfer on R.
 
     Members
     -------

@@ -31,7 +31,7 @@ class PageCopy(wiring.Component):
     i_start : begins a page; only with `o_ready`, and after `o_loaded` of the previous page.
     i_from, i_to : first bytes of the pages; `i_from` is held until `o_loaded`.
     o_ready : the buffer has room for a page.
-    o_loaded : the page is in the buffer, so may be overwritten in memory.
+    o_loaded : the page is in the buffer, and may be overwritten in memory.
     o_busy : writes of pages are outstanding.
     o_written : pulse: a page is written and acknowledged.
     o_failed : pulse: a response other than OKAY, at the latest with the page's `o_written`.

@@ -16,10 +16,6 @@ class RangeBursts(wiring.Component):
     *Timing*: a burst a cycle, the first one cycle after its range was accepted; a range may be
     accepted with the last burst of the previous range.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     i : ranges.

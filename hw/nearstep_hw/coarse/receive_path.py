@@ -19,10 +19,6 @@ class ReceivePath(wiring.Component):
 
     *Timing*: a phit a cycle; a beat is output three cycles after its last phit.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     i : phits.

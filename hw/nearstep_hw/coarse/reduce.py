@@ -50,10 +50,6 @@ class Reduce(wiring.Component):
     maximum of a NaN is the default NaN, of zeros of both signs +0. The elements written to memory
     are those sent on the wire, widened.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     i : beats.

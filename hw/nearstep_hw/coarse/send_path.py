@@ -19,10 +19,6 @@ class SendPath(wiring.Component):
 
     *Timing*: a phit a cycle; the first one three cycles after its beat.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     i : beats of the ALUs.

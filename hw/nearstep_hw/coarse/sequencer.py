@@ -15,10 +15,6 @@ class StepSequencer(wiring.Component):
 
     *Timing*: combinational; a beat a cycle, without a gap between steps.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     i : steps.

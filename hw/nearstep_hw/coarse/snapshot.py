@@ -31,7 +31,6 @@ class SnapshotGate(wiring.Component):
 
     Parameters
     ----------
-    config : of the device.
     id_width : bits of an ID of the writes.
 
     Members
@@ -42,7 +41,7 @@ class SnapshotGate(wiring.Component):
     i_open, i_close : pulses; `i_open` is ignored while a snapshot is open and not closing.
     i_base, i_area : first byte of the frozen pages and of their copies, multiples of a page; held
         in the cycle of `i_open` and the one before.
-    i_pages : number of frozen pages, held likewise.
+    i_pages : number of frozen pages, held as `i_base`.
     i_word : selects the 32 pages of `o_copied`.
     o_open : a snapshot is open.
     o_failed : a copy got a response other than OKAY, so the snapshot is incomplete; cleared by the
@@ -153,7 +152,7 @@ class SnapshotGate(wiring.Component):
                 m.d.comb += [mark.addr.eq(cleared), mark.en.eq(all_pages)]
                 m.d.sync += cleared.eq(cleared + 1)
                 with m.If(cleared == self.words - 1):
-                    with m.If(closing):  # possibly to be opened again
+                    with m.If(closing):  # an opening may be pending
                         m.d.sync += closing.eq(0)
                     with m.Else():
                         m.d.sync += [opening.eq(0), self.o_open.eq(1)]

@@ -42,10 +42,6 @@ class SyncCore(wiring.Component):
     the cycles divide the tensor by the ring (`TensorCut`). The first phit of a beat's result
     follows `Reduce.latency` + 8 = 24 cycles after the beat's last phit.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     i_members, i_position : of the ring; held while a job is running.

@@ -24,7 +24,6 @@ class EntryWalker(wiring.Component):
 
     Parameters
     ----------
-    config : of the device.
     loads : output only steps that need the device's own values.
 
     Members

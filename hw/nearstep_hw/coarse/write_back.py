@@ -24,10 +24,6 @@ class WriteBack(wiring.Component):
 
     *Timing*: a memory beat a cycle.
 
-    Parameters
-    ----------
-    config : of the device.
-
     Members
     -------
     bus : AW, W and B; BREADY is always high.

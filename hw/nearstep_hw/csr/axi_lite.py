@@ -49,9 +49,9 @@ class AxiLiteAdapter(Component):
     of a write may arrive in any order. Reads have priority but cannot starve writes: the next read
     is accepted only after the response to the last. `awprot` and `arprot` are ignored.
 
-    *Timing*: 3 cycles from the last of a request's handshakes to its `bvalid` or `rvalid`; at
-    best a write or a read every 4 cycles. All outputs but `awready`, `wready` and `arready`,
-    which are the complement of a register, are registers.
+    *Timing*: 3 cycles from the last handshake of a request to its `bvalid` or `rvalid`; at best a
+    write or a read every 3 cycles, with a bank that answers in a cycle. All outputs but `awready`,
+    `wready` and `arready`, which are the complement of a register, are registers.
 
     Members
     -------

@@ -27,7 +27,7 @@ NEIGHBOURS = 8
 
 
 def _any(hits: Signal, kinds: list[bool]) -> Value:
-    """Return whether a hit is of a word of that kind."""
+    """Return whether a word with a hit has its flag in `kinds` set."""
     return Cat(hit for hit, kind in zip(hits, kinds, strict=True) if kind).any()
 
 
@@ -44,7 +44,8 @@ class CsrBank(Component):
     The ports of a field are called `<name>`: `<register>` for the field `value`, and
     `<register>_<field>` otherwise.
 
-    *Timing*: latency one cycle, three if `cut`; a request the cycle after. See `CsrSignature`.
+    *Timing*: latency one cycle, three if `cut`; the next request may follow in the cycle after
+    `ack`. See `CsrSignature`.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ class CsrBank(Component):
             m.d.sync += self._port(register, field).eq(0)
         for hit, (register, index) in zip(hits, words, strict=True):
             if register.writable:
-                # As `attempt & ~locked`, but independent of other registers.
+                # Equals `attempt & ~locked`, without logic of other registers.
                 with m.If(hit & (whole & ~held if register.locked else whole)):
                     self._write(m, register, index, write_data)
         if self.has_line:

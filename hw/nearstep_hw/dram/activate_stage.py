@@ -47,7 +47,7 @@ class ActivateStage(wiring.Component):
         m.submodules.group = group = HoldLine(
             ranks * geometry.bank_groups, {"activate": t.activate_to_activate_same_group}
         )
-        # Activates in the cycles before this one.
+        # ACT in the cycles before this one.
         recent = [
             Signal(max(1, t.four_activates - 1), name="recent" if ranks == 1 else f"recent{each}")
             for each in range(ranks)

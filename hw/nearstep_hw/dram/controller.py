@@ -44,17 +44,17 @@ class DramController(wiring.Component):
     the channel DECERR, without a command. R and B may stall for any time; a beat is scheduled only
     when space for its data is reserved.
 
-    `i_enable` and `o_idle` hand the channel over. While `o_idle` is high no command is
-    issued. With `i_enable` high the controller acquires the channel, whose banks must all be
-    precharged and tRP and tRFC over, and the refreshes due by then, `i_debt`: a started
-    interval counts as a whole one, and so do all intervals since the last REF, even if refreshes
-    were pulled in before it, because JEDEC also bounds the time between two REF. If the channel has
-    another owner that refreshes as well, refreshes are counted outside, and `i_owed`, `i_must` and
-    `i_hold` control them (see `RefreshManager`). When `i_enable` falls, the beats inside get
-    their commands, all banks are precharged, every due refresh is issued, and `o_idle`
-    rises; bursts not yet served, or served in part, wait until the channel is acquired again.
-    The time of a release is bounded for any AXI traffic: each of `LOOKAHEAD` beats takes at
-    most CWL + BL/2 + tWR + tRP + tRCD, then tRFC for each due refresh.
+    `i_enable` and `o_idle` hand the channel over. While `o_idle` is high no command is issued. With
+    `i_enable` high the controller acquires the channel, whose banks must all be precharged and
+    whose tRP and tRFC must have passed. The refreshes due by then are `i_debt`: a started interval
+    counts as a whole one, and so do all intervals since the last REF, even if refreshes were pulled
+    in before, because JEDEC also bounds the time between two REF. If the channel has another owner
+    that refreshes as well, refreshes are counted outside, and `i_owed`, `i_must` and `i_hold`
+    control them (see `RefreshManager`). When `i_enable` falls, the beats inside get their commands,
+    all banks are precharged, every due refresh is issued, and `o_idle` rises; bursts not yet
+    served, or served in part, wait until the channel is acquired again. The time of a release is
+    bounded for any AXI traffic: each of `LOOKAHEAD` beats takes at most CWL + BL/2 + tWR + tRP +
+    tRCD, then tRFC for each due refresh.
 
     *Timing*: with an idle channel and closed rows, ACT is on the pins 4 cycles after ARVALID, the
     column command 3 cycles later, and RVALID 8 cycles after that. BVALID is high with the last
@@ -62,8 +62,8 @@ class DramController(wiring.Component):
 
     Parameters
     ----------
-    timing : of a rank; DDR4-1600, 8Gb x8 by default.
-    mapping : of addresses, with the geometry that belongs to `timing`.
+    timing : distances between commands; of DDR4-1600, 8Gb x8, by default.
+    mapping : address mapping, whose geometry must belong to the part of `timing`.
     address_width, id_width : of the AXI port, bits.
     batch_beats : see `BatchArbiter`.
     few_beats : beats inside at which the arbiter no longer waits for more of the same direction.
@@ -88,8 +88,8 @@ class DramController(wiring.Component):
     ------
     ValueError : timing and geometry belong to different parts.
 
-    Ref: AXDIMM paper, section 3.2: the arbiter "converts the kernel's AXI4 transaction to a DDR4
-    transaction".
+    Ref: AXDIMM paper, section 3.2: the arbiter "converts [...] the kernel's AXI4 transaction to a
+    DDR4 transaction".
     """
 
     def __init__(

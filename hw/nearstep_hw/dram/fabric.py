@@ -12,8 +12,8 @@ ACTIVATES_IN_WINDOW = 4  # the four of tFAW
 
 
 def cycles(clocks: int, first: int, second: int) -> int:
-    """Least fabric cycles from a command in phase `first` to one in phase `second` that are at
-    least `clocks` apart."""
+    """Return the least fabric cycles from a command in phase `first` to one in phase `second`, at
+    least `clocks` later."""
     return -(-(clocks + first - second) // PHASES)
 
 

@@ -52,7 +52,7 @@ class BurstLayout(data.StructLayout):
 def refusal(
     geometry: DramGeometry, *, address: Value, beats_less_one: Value, size: Value, burst: Value
 ) -> Value:
-    """Response to an AXI request that the channel cannot serve, OKAY for the others.
+    """Return the response to an AXI request that the channel cannot serve, OKAY for the others.
 
     DECERR: the address is outside the channel. SLVERR: not INCR, not of full beats, or across a
     page.

@@ -49,8 +49,8 @@ class CommandScheduler(wiring.Component):
     i_waiting : a bit for each rank: bursts are waiting.
     i_ahead : a bit for each rank: the next bursts, for a tRFC, are for the other rank; with two
         ranks.
-    i_enable, i_debt, o_debt, i_owed, i_must, i_calibrate, o_idle : see `RefreshManager`; one field
-        for each rank.
+    i_enable, o_idle, i_debt, o_debt, i_owed, i_must, i_hold, i_calibrate : see `RefreshManager`; a
+        field for each rank but in `i_enable` and `o_idle`.
     o_enter : a beat enters.
     o_read, o_write : a command is issued, of the beat with `o_id` and `o_last`.
     o_few : at most `few_beats` beats are inside.

@@ -28,7 +28,7 @@ class ClockCrossing(wiring.Component):
 
     *Timing*: up to a beat a cycle of the slower clock. 128 bits at 200 MHz are 3.2 GB/s, of which
     completions of 256 bytes, 17 beats each, leave 3.01 GB/s; Gen3 x4 carries at most 3.65 GB/s of
-    them (3.94 GB/s, 276 bytes each), which 250 MHz does reach.
+    them (3.94 GB/s, 276 bytes each); 250 MHz reach this rate.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ class Dispatcher(wiring.Component):
     """Forwards each chunk to the unit that its route names, in order.
 
     A register write waits until every memory write before it is done, and blocks later chunks
-    meanwhile. Non-posted requests are forwarded without chunks, to a queue; damaged ones are
+    meanwhile. Non-posted requests are forwarded without chunks, to a queue; damaged requests are
     dropped.
 
     *Timing*: combinational.

@@ -42,9 +42,9 @@ class PcieEndpoint(wiring.Component):
     memory. Writes never wait for reads: the hard block gets a credit for each read that fits, and
     lets writes pass the others.
 
-    *Timing*: all in one clock domain. A beat of CQ, a beat of CC and a beat of memory a cycle;
-    registers take 3 cycles a word. A reset drops all requests in flight, and must reset the memory
-    path too.
+    *Timing*: all in one clock domain. A beat of CQ, a beat of CC and a beat of memory a cycle; a
+    register access takes 3 cycles, one of two words 5. A reset drops all requests in flight, and
+    must reset the memory path too.
 
     *Resources* (Yosys, UltraScale+, default parameters): 3352 LUT, 952 LUT as memory, 4463 FF, 7.5
     block RAMs of 36 Kib.

@@ -29,7 +29,7 @@ class ReadSplitter(wiring.Component):
 
     A burst is issued only when the landing buffer has space for all of its beats.
 
-    *Timing*: one cycle; a completion a cycle.
+    *Timing*: two cycles; a completion a cycle.
 
     Parameters
     ----------

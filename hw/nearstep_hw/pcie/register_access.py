@@ -34,6 +34,7 @@ class RegisterAccess(wiring.Component):
 
     Members
     -------
+    i_write, i_read : accesses.
     o_wrote : the write taken in this cycle is done.
     o_write_failed : with `o_wrote`: the write was an error.
     o_answer : answers of reads.

@@ -58,8 +58,8 @@ class RequestChunk(data.StructLayout):
 class RequestParser(wiring.Component):
     """Strips the descriptors from the CQ stream.
 
-    *Timing*: one cycle; a beat a cycle. A beat with only descriptor gives no chunk, unless the
-    request ends with it.
+    *Timing*: one cycle; a beat a cycle. A beat without payload gives no chunk, unless the request
+    ends with the beat.
 
     Parameters
     ----------

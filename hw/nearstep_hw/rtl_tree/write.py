@@ -57,8 +57,8 @@ def write_tree(
 ) -> dict[str, Any]:
     """Write all files of `generators` with default options into `folder`; return the index.
 
-    The folder must be new, empty, or unchanged since an earlier call. It has all files afterwards
-    or, after an error, none. The same sources and tools give the same bytes.
+    The folder must be new, empty, or unchanged since an earlier call. Afterwards the folder has all
+    files or, after an error, none. The same sources and tools give the same bytes.
 
     Parameters
     ----------
@@ -213,8 +213,8 @@ def _make_all(
     """Return Verilog and description of each top, made in parallel, in the order of `generators`.
 
     Tops with registers, the largest, are started first, in reverse order. Processes are spawned: a
-    fork would copy the locks of the progress bar's thread. Each has a process group with the tools
-    that it runs, which is killed after an error or an interrupt.
+    fork would copy the locks of the progress bar's thread. Each process has a process group with
+    the tools that it runs, which is killed after an error or an interrupt.
     """
     made = {}
     others = {each.pid for each in multiprocessing.active_children()}

@@ -161,7 +161,7 @@ class _Compiler:
         return self.pipe.delayed(value, stage) if stage else value
 
     def _at(self, operands: list[Staged], begin: int) -> list[Staged]:
-        """Return the operands, the latest of them delayed to `begin`."""
+        """Return the operands, delayed to `begin` unless the latest is valid then."""
         if all(operand.stage is None for operand in operands):
             return [self.pipe.source(operands[0].value, begin), *operands[1:]]
         if self.pipe.latest(*operands) == begin:

@@ -109,7 +109,8 @@ class _Planner:
         return [self._end(index) for index in range(len(self.start))]
 
     def improve(self) -> bool:
-        """Delay one operation if that saves bits; return whether one did."""
+        """Delay each operation as far as its users allow if that adds no bits; return whether one
+        moved."""
         best = _delay_bits(self.program, self.start, self.end(), self.latency)
         moved = False
         for index in reversed(range(len(self.start))):

@@ -8,7 +8,8 @@ from amaranth.utils import ceil_log2
 from nearstep_hw.axi.signature import Axi4Signature, BurstType
 
 BURST_BEATS = 16
-"""Most beats of a burst, which crosses no multiple of them: a buffer that fits LUT RAM."""
+"""Most beats of a burst, which crosses no multiple of `BURST_BEATS` beats: a buffer that fits LUT
+RAM."""
 
 INDEX_BITS = ceil_log2(BURST_BEATS)
 RESPONSE_BITS = 2

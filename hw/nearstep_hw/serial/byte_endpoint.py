@@ -137,7 +137,7 @@ class ByteEndpoint(wiring.Component):
 def endpoint_ports(
     *, address_width: int, data_width: int, csr_address_width: int
 ) -> dict[str, wiring.Member]:
-    """Members of an endpoint besides its line."""
+    """Return the members of an endpoint besides its line."""
     memory = Axi4Signature(address_width=address_width, data_width=data_width, id_width=1)
     return {
         "csr": Out(CsrSignature(csr_address_width)),

@@ -162,8 +162,8 @@ class Executor(wiring.Component):
     def _last_write(
         self, m: Module, write: Signal, remember: Signal, status: Signal, failed: Signal
     ) -> tuple[Signal, Signal, Signal]:
-        """Return whether the request repeats the last one, a write of registers, and that one's
-        status and address of failure.
+        """Return whether the request repeats the last request, a write of registers, with the
+        status and the address of failure of that write.
 
         `remember` records the request, `write` that it was a write.
         """

@@ -16,13 +16,14 @@ LENGTH_BITS = MOST_REQUEST.bit_length()
 
 
 class RequestBuffer(wiring.Component):
-    """A ring buffer of bytes that outputs only intact frames that fitted in.
+    """Ring buffer of bytes that outputs only intact frames, and drops frames that do not fit.
 
-    *Timing*: a length is at the output three cycles after the end of its frame; a byte a cycle.
+    *Timing*: two cycles after `i_end` the length is at the output, the first byte a cycle later; a
+    byte a cycle.
 
     Parameters
     ----------
-    window : bodies of up to `MOST_REQUEST` bytes that fit in.
+    window : capacity in bodies of `MOST_REQUEST` bytes.
 
     Members
     -------

@@ -17,7 +17,7 @@ class BaudError(NearstepError, ValueError):
 
 
 def divisor_of(*, clock_hz: int, baud: int) -> int:
-    """Clock cycles of a bit.
+    """Return the clock cycles of a bit.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def _checked(divisor: int) -> int:
 
 
 class UartReceiver(wiring.Component):
-    """Bytes from a line.
+    """Receives bytes from a line.
 
     Each bit is the majority of three samples in its middle. A byte without a stop bit is dropped,
     and reception resumes after the line was high.
@@ -118,7 +118,7 @@ class UartReceiver(wiring.Component):
 
 
 class UartTransmitter(wiring.Component):
-    """Bytes to a line.
+    """Sends bytes to a line.
 
     *Timing*: the start bit begins the cycle after a byte was taken; a byte takes ten bits of
     `divisor` cycles, and bytes follow each other without a gap.

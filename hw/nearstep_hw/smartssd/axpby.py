@@ -16,7 +16,7 @@ __all__ = ["AxpbyUnit"]
 
 
 class AxpbyUnit(wiring.Component):
-    """z = a * x + b * y over the FP32 lanes of a beat: a general updater of that rule alone.
+    """Computes z = a * x + b * y in the FP32 lanes of a beat: a `GeneralUpdater` with one rule.
 
     *Timing*: one beat a cycle; a result is at the output `latency` cycles after its beat was taken,
     if the output does not wait. While a result waits at the output the pipeline stalls: `i.ready`

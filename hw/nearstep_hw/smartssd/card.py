@@ -40,9 +40,7 @@ class SmartssdCard(wiring.Component):
 
     Parameters
     ----------
-    config : of the card.
-    unit : makes a functional unit for the rules: any component with its ports. None: the units are
-        outside.
+    unit : see `UnitMaker`; None: the units are outside.
 
     Members
     -------

@@ -47,8 +47,7 @@ class PcieCard(wiring.Component):
 
     Parameters
     ----------
-    config : of the card.
-    unit : makes a functional unit for the rules; any component with its ports will do.
+    unit : see `UnitMaker`.
     width : bits of CQ and CC: 64, 128, 256 or 512, at most those of a beat of memory.
     crossed : the hard block has a clock of its own, the domain `pcie`.
 

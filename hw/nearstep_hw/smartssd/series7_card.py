@@ -32,7 +32,7 @@ class Series7Card(Series7Design):
     Parameters
     ----------
     config : of the card; a beat of memory has at least 128 bits, four lanes.
-    unit : makes a functional unit for the rules; any component with its ports will do.
+    unit : see `UnitMaker`.
     crossed : the hard block has a clock of its own, the domain `pcie`.
     bar_bytes : size of the memory BAR, a power of two; None: that of the memory.
 

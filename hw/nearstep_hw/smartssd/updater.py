@@ -37,15 +37,15 @@ class GeneralUpdater(wiring.Component):
     ----------
     rules : one or more rules, see `nearstep_spec.rule.combine`.
     lanes : FP32 elements in a beat.
-    unit : makes a functional unit of the combined rule; any component with the same ports will do.
+    unit : makes a functional unit of the combined rule, see `UnitMaker`.
 
     Members
     -------
     i : In(stream), the lanes of each array read by any rule, lane k in bits 32 k to 32 k + 31.
-    o : Out(stream), the same for each array written by any rule.
+    o : Out(stream), the lanes of each array written by any rule.
     s_<scalar>, s_<switch> : In(32), In(1), of all rules; stable from the first beat taken to the
         last result.
-    rule : In, number of the rule; stable likewise.
+    rule : In, number of the rule; stable as `s_<scalar>`.
     o_unknown : Out(1).
 
     Attributes

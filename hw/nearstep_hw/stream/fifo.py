@@ -24,7 +24,7 @@ class StreamFifo(wiring.Component):
     Members
     -------
     i, o : the streams.
-    i_clear : clears all state; no transfer takes place in that cycle.
+    i_clear : clears all state; a payload taken in this cycle is lost.
 
     Raises
     ------

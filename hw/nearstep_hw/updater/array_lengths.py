@@ -20,10 +20,10 @@ WIDE_COUNT = 32
 
 
 def beat_number_width(config: UpdateKernelConfig) -> int:
-    """Bits of the number of a beat of binary32 of an array of a run.
+    """Return the bits of the number of a beat of binary32 of an array of a run.
 
-    The bits that the memory needs; one more if gradients of 16 bits can be read alone, or
-    parameters of 16 bits with few pairs: twice as many elements fit then.
+    As many as memory needs, and one more if a run can read only gradients of 16 bits, or parameters
+    of 16 bits with few pairs: memory then holds twice as many elements.
     """
     fits = config.address_width - exact_log2(config.beat_bytes)
     alone = config.scan or bool(config.compression)
@@ -33,19 +33,15 @@ def beat_number_width(config: UpdateKernelConfig) -> int:
 
 
 class ArrayLengths(wiring.Component):
-    """Bytes of every array of a run, in whole beats, as moved on the bus.
+    """Computes the bytes of every array of a run, in whole beats, as transferred on the bus.
 
     *Timing*: one cycle.
 
-    Parameters
-    ----------
-    config : of the kernel.
-
     Members
     -------
-    i_count, i_pairs : elements; and pairs, if the kernel takes them.
+    i_count, i_pairs : elements, and pairs. `i_pairs` only if the kernel takes pairs.
     i_narrow : gradients, or the values of pairs, have 16 bits. If the kernel has several formats.
-    i_paired : gradients are pairs. If the kernel takes them.
+    i_paired : gradients are pairs. If the kernel takes pairs.
     o_bytes : for each of `operands`; valid if not `o_beyond`.
     o_beyond : a bit for each operand: its elements are at least as many as byte addresses.
     """

@@ -94,31 +94,30 @@ class KernelCore(wiring.Component):
     widened when loaded and results narrowed when stored, to nearest even or stochastically. Bytes
     after the last element in its beat are read but never written. `status.done` follows the last B.
     The first response other than OKAY, a burst outside the windows, or ABORT stops the issue of
-    bursts; issued bursts complete and their data is discarded; then the kernel is idle, `error` has
-    the first cause, `committed` the number of elements written in full, and START is accepted
+    bursts; issued bursts complete and their data are discarded; then the kernel is idle, `error`
+    has the first cause, `committed` the number of elements written in full, and START is accepted
     again. Blocks without an issued burst are unchanged. If memory never responds, the kernel is
     busy until `rst`, which must reset the path to memory as well.
 
-    *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat (3.5
-    with gradients of 16 bits); a is near four blocks of beats and the latency of the units
-    (1,100 for 16 lanes and 16 KiB): the computing and storing after the last beat is read.
+    *Timing*: with a memory that reads and writes a beat a cycle, cycles = a + 4 per beat (3.5 with
+    gradients of 16 bits); a is near four blocks of beats and the latency of the units (1,100 for 16
+    lanes and 16 KiB): results are computed and stored after the last beat is read.
 
     Parameters
     ----------
-    config : of the kernel.
     line : adds the port `csr_line`.
     memory_bytes : end of the memory, see `StartCheck`.
 
     Members
     -------
     csr : registers, see `adam_kernel_map`.
-    csr_line : the same registers, by lines; if `line`.
-    m_axi : AXI4. IDs of reads are indices in `config.arrays` (0 to 3 are p, g, m, v), with the top
-        bit set 0 for indices and 1 for values of pairs; of writes in `config.states` (0 to 2 are p,
-        m, v), then the copy of p.
+    csr_line : the registers by lines; if `line`.
+    m_axi : AXI4. IDs of reads are indices into `config.arrays` (0 to 3 are p, g, m, v); with the
+        top bit set, 0 is the indices and 1 the values of pairs. IDs of writes are indices into
+        `config.states` (0 to 2 are p, m, v), then the copy of p.
     fu : functional units.
     i_pairs_clk, o_pairs_enable : clock of the decompressor of pairs, which may be the clock of
-        `sync`, and its enable for clock gating. If the kernel takes pairs.
+        `sync`, and the enable for a clock gate. If the kernel takes pairs.
     o_busy : a run is in progress, as `status.busy`.
 
     Ref: AXDIMM paper, section 3.3 and figure 3.

@@ -18,14 +18,10 @@ from nearstep_spec.updater.registers import GradientFormat
 
 
 class LoadPath(WindowedRead):
-    """Loads blocks of the arrays, in turn, into a FIFO each of two blocks.
+    """Loads blocks of the arrays, in turn; each array has a FIFO of two blocks.
 
     Elements of 16 or 8 bits have the same format in memory and in their FIFO, in fewer beats, and
     are converted to binary32 after the FIFO.
-
-    Parameters
-    ----------
-    config : of the kernel.
 
     Members
     -------

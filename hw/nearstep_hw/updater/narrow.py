@@ -41,10 +41,10 @@ class Narrow(wiring.Component):
     -------
     i : beats of binary32.
     o : beats as in memory.
-    i_beats : beats of the run; held while anything is inside.
-    i_format : a `CopyOutFormat`, one of `formats`; held likewise.
-    i_stochastic, i_random : elements are rounded stochastically, with 16 bits each of a beat of
-        random bits; held likewise. If `stochastic`.
+    i_beats : beats of the run; held until the last beat is output.
+    i_format : a `CopyOutFormat`, one of `formats`; held as `i_beats`.
+    i_stochastic, i_random : elements are rounded stochastically, with 16 random bits each;
+        `i_stochastic` is held as `i_beats`. If `stochastic`.
     i_clear : clears all state.
     """
 

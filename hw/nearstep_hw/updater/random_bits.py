@@ -21,7 +21,7 @@ STREAM_WIDTH = exact_log2(STREAMS)
 
 
 class RandomBits(wiring.Component):
-    """Generates 16 random bits for each element of an array, for a beat at a time.
+    """Generates 16 random bits for each element of an array, a beat at a time.
 
     The bits do not depend on the array's contents and are prefetched, as many as the pipeline
     holds.

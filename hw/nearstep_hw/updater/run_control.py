@@ -15,8 +15,8 @@ class RunControl(wiring.Component):
     stops the run: no further burst is issued, and once no burst is outstanding the kernel is idle,
     with `o_error` high and `o_done` low. START clears the error.
 
-    *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_verify`, `o_launch` and
-    `o_clear` are registers or states.
+    *Timing*: `o_busy` the cycle after `i_go`; all outputs but `o_check` are registers or decoded
+    from the state.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class RunControl(wiring.Component):
     i_drained : no burst is outstanding, and the pipelines are empty.
     o_stop : issue no bursts, and discard the data of outstanding ones.
     o_clear : no run is in progress: clears buffers and counters of the data path.
-    o_busy, o_done, o_error, o_fault : for the registers.
+    o_busy, o_done, o_error, o_fault : status and first fault of the run, for the registers.
     """
 
     i_go: In(1)

@@ -92,13 +92,13 @@ class PartialSums(wiring.Component):
 class GradientScan(wiring.Component):
     """Scans gradients: whether any is infinite or NaN, and the sum of their squares.
 
-    *Timing*: one beat a cycle, without stalls. `o_done` follows `latency` cycles after the last
-    beat.
+    *Timing*: one beat a cycle, without stalls. `o_done` is high `latency` + 1 cycles after the last
+    beat is taken.
 
     *Numerics*: the order is fixed and does not depend on stalls. The squares of a beat are rounded
     to binary32 and added in binary32 by a tree of neighbours. The sum of beat n is added, in
     binary64, to partial sum n mod `PARTIALS`; at the end the partial sums are added in their order.
-    All terms are positive, so that the relative error is at most that of the binary32 part: (1 +
+    No term is negative, so the relative error is at most that of the binary32 part: (1 +
     log2(lanes)) 2**-24, as long as all squares are in the normal range of binary32: for gradients
     above 1.8e19 the sum is infinite; below 1.1e-19 the absolute error of a beat is at most lanes
     2**-150. Equal, bit for bit, to `nearstep_sim.golden.scan.scan`.
@@ -118,7 +118,7 @@ class GradientScan(wiring.Component):
 
     Attributes
     ----------
-    latency : cycles.
+    latency : cycles from the cycle after the last beat to `o_done`.
 
     Ref: Smart-Infinity, IV-C: NaN and Inf must be checked, and the norm known, before an
     update.

@@ -14,7 +14,7 @@ class UnitSequencer(wiring.Component):
     """Feeds the functional units and collects their results.
 
     With fewer units than lanes a beat is processed in `config.cycles_per_beat` parts, lowest lanes
-    first. The pipelines advance only with a part to feed and room for the results, so have no
+    first. The pipelines advance only with a part to feed and room for the results, and so have no
     bubbles before the last beat of the run. After the last beat, or with `i_stop`, the pipelines
     advance until they are empty.
 
@@ -22,7 +22,6 @@ class UnitSequencer(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
     unit : signature of the functional units' port.
     inputs, outputs : names of the arrays, as in `unit`.
     beats_width : bits of `i_beats`.
@@ -80,7 +79,7 @@ class UnitSequencer(wiring.Component):
         )
 
     def _arrays(self, side: str, names: tuple[str, ...]) -> tuple[list[PureInterface], Value]:
-        """Streams of one side, `i` or `o`, and a bit for each that the run has."""
+        """Return the streams of one side, `i` or `o`, and a bit for each that the run has."""
         streams = [getattr(self, f"{side}_{name}") for name in names]
         if self.optional:
             return streams, self.i_use_in if side == "i" else self.i_use_out

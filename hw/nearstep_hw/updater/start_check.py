@@ -37,7 +37,7 @@ class _Condition:
         self.length = Signal(length_width)
         self.end = Signal(length_width + 1)
         self.beyond = Signal()  # `base` or `length` exceeds the address width
-        # The checks after RANGE can ignore such bits.
+        # The checks after RANGE can ignore bits beyond the address width.
         self.other_base = Signal(address_width)
         self.other_length = Signal(address_width + 1)
         self.other_end = Signal(address_width + 1)
@@ -67,7 +67,6 @@ class StartCheck(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
     memory_bytes : end of the memory; None: end of the address space.
 
     Members
@@ -76,9 +75,8 @@ class StartCheck(wiring.Component):
     i_address : byte address of each of `operands`.
     i_use : a bit for each array that the run has. If not all runs have all.
     i_count, i_pairs, i_narrow, i_paired : as of `ArrayLengths`; stable before `i_start`.
-    i_formats : not 0 if a rule, format, scale or kind of run is set that the kernel does not
-        have.
-    i_copy_out : not 0 if a copy-out address is set.
+    i_formats : a rule, format, scale or kind of run is set that the kernel lacks.
+    i_copy_out : an address of the copy is set, and the kernel cannot make copies.
     window : the windows, see `window_port`.
     o_done : the checks are over, in this cycle.
     o_fault : with `o_done`, the first fault, or cause 0.

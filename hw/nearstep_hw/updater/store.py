@@ -23,14 +23,10 @@ PARAMETERS = ARRAYS[0]
 
 
 class StorePath(WindowedWrite):
-    """Stores blocks of the arrays, in turn, from a FIFO each of two blocks.
+    """Stores blocks of the arrays, in turn; each array has a FIFO of two blocks.
 
     A copy of the parameters in 16 bits is stored after the arrays. Elements of 16 or 8 bits take
     fewer beats, and are converted before their FIFO.
-
-    Parameters
-    ----------
-    config : of the kernel.
 
     Members
     -------
@@ -39,15 +35,15 @@ class StorePath(WindowedWrite):
     i_tail : byte strobes of the last beat of arrays of binary32.
     i_use : a bit for each array that the run has; held while `o_idle` is low. If not all runs
         have all.
-    i_narrow_tail, i_quantized_tail : the same for elements of 16 bits, and a bit for each code of 8
-        bits. If there are any.
+    i_narrow_tail, i_quantized_tail : byte strobes of the last beat of arrays of 16 bits, and of
+        codes of 8 bits. If there are such arrays.
     i_copy_format : `CopyOutFormat` of the copy. If the kernel can make one.
     i_seed, i_step, i_index, i_within, i_skip, i_stream_<array> : of random bits, see `RandomBits`;
         held while `i_clear` is low. If arrays can be rounded stochastically, an `i_stream` for
         each.
     i_<array> : beats.
     i_beat_ready : a beat of every input is written in this cycle.
-    o_block_done : a bit for each array: a block of it is written and acknowledged.
+    o_block_done : a bit for each array: a block is written and acknowledged.
     """
 
     def __init__(self, config: UpdateKernelConfig) -> None:
@@ -193,7 +189,7 @@ class StorePath(WindowedWrite):
         ]
 
     def _copy(self, m: Module, parameters: object, copies: object) -> None:
-        """Feed the parameters to their copy too, if the run has one."""
+        """Feed the parameters also to the copy, if the run writes a copy."""
         given = getattr(self, f"i_{PARAMETERS}")
         wanted = Signal()
         m.d.comb += [

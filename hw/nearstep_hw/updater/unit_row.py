@@ -14,7 +14,7 @@ from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 UnitMaker = Callable[[Rule], wiring.Component]
-"""Makes a functional unit for the rule of a kernel; any component with its ports will do."""
+"""Makes a functional unit for the rule of a kernel: any component with the ports of one."""
 
 
 class UnitRow(wiring.Component):
@@ -24,9 +24,7 @@ class UnitRow(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
-    unit : makes a functional unit for the rule: any component with its ports. A port `i_reset`,
-        if there is one, resets the unit.
+    unit : see `UnitMaker`. A port `i_reset`, if there is one, resets the unit.
 
     Members
     -------

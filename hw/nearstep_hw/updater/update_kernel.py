@@ -38,9 +38,7 @@ class UpdateKernel(wiring.Component):
 
     Parameters
     ----------
-    config : of the kernel.
-    unit : makes a functional unit for the rule: any component with its ports. None: the units
-        are outside.
+    unit : see `UnitMaker`; None: the units are outside.
 
     Members
     -------

@@ -21,13 +21,13 @@ _SOURCES = {"fp16": FP16, "bf16": BF16}
 class Widen(wiring.Component):
     """Converts each beat of 16-bit numbers to two beats of binary32; binary32 is unchanged.
 
-    The numbers in the low half of a beat are output first. An unneeded second half of the last beat
-    waits at the output for `i_clear`.
+    The numbers in the low half of a beat are output first. A second half beyond the end of the run
+    waits at the output until `i_clear`.
 
     *Timing*: a beat out every cycle, `latency` cycles after its input. The pipeline stalls while a
     beat waits at the output.
 
-    *Numerics*: exact, subnormal numbers too; a NaN of 16 bits becomes the default NaN of
+    *Numerics*: exact, also for subnormal numbers; a NaN of 16 bits becomes the default NaN of
     binary32.
 
     Parameters
@@ -39,7 +39,7 @@ class Widen(wiring.Component):
     -------
     i : beats as in memory.
     o : beats of binary32.
-    i_format : a `GradientFormat`, one of `formats`; held while anything is inside.
+    i_format : a `GradientFormat`, one of `formats`; held until the last beat is output.
     i_clear : clears all state.
     """
 

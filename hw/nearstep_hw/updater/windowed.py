@@ -127,7 +127,6 @@ class WindowedRead(_Windowed):
 
     Parameters
     ----------
-    config : of the kernel.
     streams : the `Stream` of each array, for `o_fault`.
     members : more members.
     schedule : more parameters of the `BlockSchedule`.
@@ -151,7 +150,7 @@ class WindowedWrite(_Windowed):
     """Writes blocks of the arrays, in turn, inside the granted windows.
 
     Parameters and members are those of `WindowedRead`; the bus has AW, W, B. After `i_stop` no
-    burst is announced, and announced bursts are completed.
+    further AW is issued; bursts with an issued AW complete.
     """
 
     BUS, MOVER, RESPONSE = Axi4WriteSignature, WriteMover, ErrorCause.WRITE_RESPONSE

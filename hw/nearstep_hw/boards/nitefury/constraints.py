@@ -49,7 +49,7 @@ def _signals(name: str) -> dict[str, tuple[list[str], list[str]]]:
 
 
 def memory_pins() -> Iterator[tuple[str, str, str]]:
-    """Port of the memory controller, pin and IO standard of each pin of the DRAM.
+    """Yield port of the memory controller, pin and IO standard of each pin of the DRAM.
 
     All standards are of 1.5 V: amaranth-boards has SSTL15 for data and SSTL135 for strobes, which
     cannot share a bank.
@@ -97,7 +97,8 @@ def _common() -> list[str]:
 
 
 def pins() -> str:
-    """Return the constraints for Vivado; the memory controller brings those of the DRAM."""
+    """Return the constraints for Vivado; the core of the memory controller has those of the
+    DRAM."""
     lines = _common()
     lines += [
         "create_clock -period 10.000 -name pcie_refclk [get_ports pcie_clk_p]",

@@ -55,5 +55,5 @@ endif
 
 
 def open_flow() -> str:
-    """Text of the Makefile."""
+    """Return the text of the Makefile."""
     return RECIPE.replace("@TOP@", TOP).replace("@CARD@", CARD)

@@ -86,7 +86,7 @@ def _instance(module: str, name: str, ports: dict[str, str]) -> str:
 
 
 def _card_ports(card: wiring.Component) -> list[tuple[str, str, int]]:
-    """Name, direction and width of the card's ports but clocks and resets."""
+    """Return name, direction and width of the card's ports but clocks and resets."""
     return [port for port in flat_ports(card) if port[0] not in ("clk", "rst")]
 
 

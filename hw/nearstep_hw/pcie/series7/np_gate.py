@@ -17,10 +17,10 @@ class NonPostedGate(wiring.Component):
     """Drives `rx_np_ok` from the endpoint's credits less the requests received.
 
     While the block holds back non-posted requests, posted ones pass them. After reset, `EXTRA`
-    requests may arrive before the first credit where it crosses clocks: the endpoint has space for
-    them, and the count is negative.
+    requests may arrive before the first credit, if credits cross clocks: the endpoint has space for
+    the requests, and the count is negative.
 
-    *Timing*: one cycle.
+    *Timing*: two cycles.
 
     Parameters
     ----------

@@ -17,8 +17,8 @@ from nearstep_spec.fp import FP32
 class Dequantize(wiring.Component):
     """Converts blocks of scales and codes to beats of binary32, see `nearstep_spec.blockwise`.
 
-    The first beat of each block holds its scales, the first in the lowest bits. The rest of the
-    last beat waits at the output for `i_clear`.
+    The first beat of each block holds its scales, the first in the lowest bits. Elements beyond the
+    end of the run wait at the output until `i_clear`.
 
     *Timing*: `ways` elements a cycle; a beat out `latency` cycles after its codes. The pipeline
     stalls while one beat waits at the output and the next is complete.
@@ -33,7 +33,7 @@ class Dequantize(wiring.Component):
 
     Attributes
     ----------
-    latency : of the last elements of a beat.
+    latency : cycles from the last codes of a beat of binary32 to the beat.
     """
 
     def __init__(self, shape: BlockwiseShape) -> None:

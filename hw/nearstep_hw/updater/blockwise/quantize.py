@@ -45,13 +45,13 @@ class Quantize(wiring.Component):
     -------
     i : beats of binary32.
     o : beats as in memory.
-    i_beats : beats of the run; held while anything is inside.
-    i_tail : a bit for each element of the last beat: the element exists; held likewise.
+    i_beats : beats of the run; held until the last beat is output.
+    i_tail : a bit for each element of the last beat: the element exists; held as `i_beats`.
     i_clear : clears all state.
 
     Attributes
     ----------
-    latency : from an element with its scale to its code.
+    latency : cycles from an element with its scale to its code.
     """
 
     def __init__(self, shape: BlockwiseShape, *, beats_width: int) -> None:

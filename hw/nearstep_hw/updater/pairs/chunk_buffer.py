@@ -18,7 +18,7 @@ class CellLayout(data.StructLayout):
 
 
 class BankWrites(Signature):
-    """Two writes to a bank in a cycle; the second wins if both are to one row.
+    """Two writes to a bank in a cycle; if both are to one row, the second overrides the first.
 
     Parameters
     ----------

@@ -139,13 +139,13 @@ class Decompressor(wiring.Component):
 
     Indices are u32, relative to the first element. `fused` pairs are sorted by index and merged
     into the stream without memory; `scatter` pairs are grouped by chunk, in any order within a
-    chunk, and pass through two chunk buffers. Of equal indices the last wins; all but one are
-    counted. The elements before the dense beat (fused) or the chunk (scatter) of the last good pair
-    are output even if the run ends early: then `o_cause` is the cause, and `o_position` the number
-    of pairs before the first that is missing or wrong. A *dry* run checks all indices, and neither
-    reads nor outputs values. With a user's decompressor the indices are the words of records, the
-    user's unit makes the dense beats, and words that `user.wrong` marks are out of range. No pair
-    is a duplicate.
+    chunk, and pass through two chunk buffers. Of pairs with equal indices the last one counts; the
+    others are duplicates. The elements before the dense beat (fused) or the chunk (scatter) of the
+    last good pair are output even if the run ends early: then `o_cause` is the cause, and
+    `o_position` the number of pairs before the first that is missing or wrong. A *dry* run checks
+    all indices, and neither reads nor outputs values. With a user's decompressor the indices are
+    the words of records, the user's unit makes the dense beats, and words that `user.wrong` marks
+    are out of range. No pair is a duplicate.
 
     *Timing*: fused: one dense beat a cycle unless pairs are late or the sink stalls, and a cycle
     more for each beat of pairs that ends within a dense beat. Scatter: see `ChunkScatter`. Dry: one
@@ -176,9 +176,9 @@ class Decompressor(wiring.Component):
     o_done : every beat is taken; in a dry run, no index is wrong.
     o_cause : a `PairCause`.
     o_position : see above.
-    o_duplicates : pairs overridden by a later one; valid with `o_done`, not if dry.
+    o_duplicates : pairs overridden by a later pair; valid with `o_done`, except in a dry run.
 
-    Ref: Smart-Infinity, V-B; fused omits its buffer.
+    Ref: Smart-Infinity, V-B; `fused` omits the paper's buffer.
     """
 
     def __init__(

@@ -27,27 +27,23 @@ CAUSES = {
 class PairLoad(WindowedRead):
     """Loads indices and values, burst by burst, and decompresses them.
 
-    Separate from the loader of the arrays: the rate at which pairs are consumed depends on their
-    indices, and bursts of pairs in one order with the arrays could deadlock. Indices and values
+    Not part of the loader of the arrays: the rate at which pairs are consumed depends on their
+    indices, so bursts of pairs in one order with those of arrays could deadlock. Indices and values
     each have a FIFO of two bursts. The decompressor is in the clock domain `pairs`: the clock of
     `sync`, gated or not outside of runs with pairs. A dry run loads only indices and has no output:
     `o_verified` or a fault is the outcome.
 
-    Parameters
-    ----------
-    config : of the kernel.
-
     Members
     -------
     all : as of `WindowedRead`; array 0 is indices, array 1 values.
-    i_pairs, i_count : pairs, and elements. Inputs down to `i_dry` are held while `o_idle` is low or
-        beats are outstanding.
+    i_pairs, i_count : pairs, and elements. These and the inputs up to `i_dry` are held while
+        `o_idle` is low or beats are outstanding.
     i_format : `GradientFormat` of the values. If the kernel has several.
     i_scatter : pairs are grouped by block; else sorted. If the kernel has both forms.
     i_dry : the run is dry.
     o : dense beats of binary32, as many as the elements need.
     o_verified : in a dry run, all indices are valid, and nothing is outstanding.
-    o_duplicates, o_counted : pairs overridden by a later one; `o_duplicates` is final.
+    o_duplicates, o_counted : pairs overridden by a later pair, final while `o_counted`.
     o_fault : a fault in this cycle, of the bus or of the pairs; cause 0 is none.
     """
 

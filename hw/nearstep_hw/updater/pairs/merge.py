@@ -16,8 +16,8 @@ __all__ = ["PairMerge"]
 
 
 class PairMerge(wiring.Component):
-    """Converts sorted pairs to dense beats: elements without a pair are zero; the last of equal
-    indices wins.
+    """Converts sorted pairs to dense beats: elements without a pair are zero; of equal indices the
+    last one counts.
 
     A dense beat is output when a pair of a later beat, or the end of the pairs, is known. After a
     beat of pairs with a cause the output ends, with the dense beat before that of the last good
@@ -39,7 +39,7 @@ class PairMerge(wiring.Component):
     i_launch : begins a run, out of reset.
     i_count : elements; stable during a run.
     o_done : all beats are taken.
-    o_cause, o_position : of the run that ended early.
+    o_cause, o_position : why, and after how many pairs, a run ended early.
     """
 
     def __init__(self, *, lanes: int, pairs: int, cut: bool = False) -> None:
@@ -68,7 +68,7 @@ class PairMerge(wiring.Component):
         partial = Signal(data.ArrayLayout(FP32.width, lanes))  # of the beat, from pairs before
 
         here, rest = Signal(pairs), Signal(pairs)
-        # Operands of the comparisons change only after cycles with `act`.
+        # Operands of the comparisons change only in the cycle after `act`.
         act = Signal()
         to = m.d.sync if self.cut else m.d.comb
         if self.cut:

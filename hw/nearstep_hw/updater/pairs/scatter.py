@@ -40,7 +40,7 @@ class PairScatter(wiring.Component):
     o_hand : the buffer `o_buffer` is complete with this cycle's writes.
     o_finished : the last chunk is complete.
     o_pairs : pairs distributed.
-    o_cause, o_position : of the run that ended early.
+    o_cause, o_position : why, and after how many pairs, a run ended early.
     """
 
     def __init__(self, *, lanes: int, pairs: int, chunk: int) -> None:

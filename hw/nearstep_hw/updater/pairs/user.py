@@ -136,7 +136,8 @@ class RecordCheck(wiring.Component):
 
 
 class UserStage(wiring.Component):
-    """Connects a user's unit between checked records and the gradient stream, and counts its beats.
+    """Connects a user's unit between checked records and the gradient stream, and counts dense
+    beats.
 
     When all beats of the run are taken, the remaining records are dropped. A beat with a cause ends
     the run and its output.
@@ -155,7 +156,7 @@ class UserStage(wiring.Component):
     i_launch : begins a run, out of reset.
     i_count : elements; stable during a run.
     o_done : all beats are taken, and all records.
-    o_cause, o_position : of the run that ended early.
+    o_cause, o_position : why, and after how many records, a run ended early.
 
     Raises
     ------
