@@ -48,7 +48,7 @@ def libraries() -> Iterator[Library]:
         rule = form.rule
         yield from (rule_cpp.library(each) for each in (rule, scaled(rule)))
         for own, kept, stochastic in itertools.product(FLOATS, (*FLOATS, DYNAMIC8), (False, True)):
-            states = {each: kept for each in rule.states}
+            states = dict.fromkeys(rule.states, kept)
             if kept == DYNAMIC8:
                 states |= {each: "dynamic8u" for each in rule.states if each in NEVER_NEGATIVE}
             formats = {**states, "p": own, "g": own}

@@ -14,9 +14,9 @@ COMPILERS = ("g++", "clang++", "ziglang")
 NOT_FOUND = "no C++ compiler was found: neither g++, nor clang++, nor ziglang (pip install ziglang)"
 
 
-def compiler() -> list[str] | None:
+def compiler() -> list[str]:
     """The C++ compiler as a command: `$CXX`, such as `ccache g++`, or the first of `COMPILERS` that
-    is there; None if none is.
+    is there; `g++` if none is.
 
     Raises
     ------
@@ -29,4 +29,4 @@ def compiler() -> list[str] | None:
         return [found]
     if importlib.util.find_spec(package) is not None:
         return [sys.executable, "-m", package, "c++"]
-    return None
+    return [programs[0]]

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,15 +164,14 @@ def tool_environment() -> dict[str, str]:
 
 
 def compiler() -> list[str]:
-    """The C++ compiler as a command, see `nearstep_spec.compiler.compiler`; `g++` if there is none,
-    since libraries in the cache need none.
+    """The C++ compiler as a command, see `nearstep_spec.compiler.compiler`.
 
     Raises
     ------
     BuildError : the variable is no command.
     """
     try:
-        return found_compiler() or [COMPILERS[0]]
+        return found_compiler()
     except ValueError as error:
         raise BuildError(["$CXX"], 127, f"{os.environ['CXX']}: {error}") from None
 
@@ -456,7 +456,7 @@ def compile_library(
         if (found := prebuilt.find(Library(name, cpp, cxxflags).key)) is not None:
             return found
     except OtherProcessorError:
-        if found_compiler() is None:
+        if shutil.which(compiler()[0]) is None:
             raise
     parts = [*_cpp_parts(cpp, flags), *(_cpp_parts(common, cxx_flags()) if common else ())]
 
