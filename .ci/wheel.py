@@ -42,18 +42,18 @@ def libraries() -> Iterator[Library]:
     for name in FUNCTIONS:
         yield Library(Path(name).name, [INCLUDES / f"{name}.cpp"])
     yield Library("ring", [INCLUDES / "golden" / "ring.cpp"], ["-pthread"])
-    for form in {
-        form.rule: form for each in OPTIMIZERS.values() for form in each.all_forms
-    }.values():
+    for optimizer, form in ((o, form) for o in OPTIMIZERS.values() for form in o.all_forms):
         rule = form.rule
         yield from (rule_cpp.library(each) for each in (rule, scaled(rule)))
         for own, kept, stochastic in itertools.product(FLOATS, (*FLOATS, DYNAMIC8), (False, True)):
             states = dict.fromkeys(rule.states, kept)
             if kept == DYNAMIC8:
                 states |= {each: "dynamic8u" for each in rule.states if each in NEVER_NEGATIVE}
-            formats = {**states, "p": own, "g": own}
-            columns = Columns.of(rule, formats, stochastic=stochastic)
-            yield rule_cpp.library_of_blocks(*on_blocks(rule, form.remainder, columns))
+            # The second run of a step may have gradients of another dtype than the parameters.
+            for gradient in {own, *(FLOATS if optimizer.between is not None else ())}:
+                formats = {**states, "p": own, "g": gradient}
+                columns = Columns.of(rule, formats, stochastic=stochastic)
+                yield rule_cpp.library_of_blocks(*on_blocks(rule, form.remainder, columns))
 
 
 class CustomBuildHook(BuildHookInterface):  # type: ignore[type-arg]
