@@ -23,7 +23,7 @@ BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
 PYTEST := NEARSTEP_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $(JOBS) + 1) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all sim bench bench-check bitstream bitstream-all formal lint format docs clean
+.PHONY: help setup run test test-all wheel sim bench bench-check bitstream bitstream-all formal lint format docs clean
 
 help:  ## show this text
 	@echo "usage: make TARGET"
@@ -47,6 +47,9 @@ test-all: $(READY)  ## every test, deep ones and formal proofs included
 
 sim: $(READY)  ## all cocotb benches
 	@$(PYTEST) -m cocotb
+
+wheel: $(READY)  ## a wheel under dist/ with compiled rules, for machines without a compiler (WHEEL_FOR=aarch64)
+	@HATCH_BUILD_HOOK_ENABLE_CUSTOM=true WHEEL_FOR=$(WHEEL_FOR) $(BIN)/python -m pip wheel --no-deps -w dist .
 
 formal: $(READY)  ## formal proofs of FIFOs, movers, windows, registers
 	@$(PYTEST) -m formal

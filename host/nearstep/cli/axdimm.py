@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 
 import nearstep.axdimm
-from nearstep.cli.doctor import compiler
 from nearstep.cli.outcome import FAILED, group
+from nearstep_spec.compiler import compiler
 
 SOURCES = Path(nearstep.axdimm.__file__).parent
 FLAGS = ("-std=c11", "-O2", "-Wall", "-Wextra", "-fPIC", "-fvisibility=hidden", "-pthread")

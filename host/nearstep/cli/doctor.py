@@ -4,7 +4,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from rich.markup import escape
 
 from nearstep.cli.outcome import FAILED, AsJson, print_json, print_table, table_of, working
 from nearstep_spec import cache
+from nearstep_spec.compiler import compiler
 
 MINIMUM_PYTHON = (3, 11)
 
@@ -69,33 +69,32 @@ def _program(
     return Finding(name, used_for, needed, version, remedy)
 
 
-def compiler() -> list[str]:
-    """The C++ compiler as a command: `$CXX`, such as `ccache g++`, or `g++`.
-
-    Raises
-    ------
-    ValueError : the variable is no command.
-    """
-    return shlex.split(os.environ.get("CXX", "")) or ["g++"]
+def _compiles() -> bool:
+    """Whether rules of the package are compiled here: a wheel may bring their libraries."""
+    found = importlib.util.find_spec("nearstep_sim")
+    folders = found.submodule_search_locations if found is not None else None
+    return not any(Path(folder, "prebuilt").is_dir() for folder in folders or ())
 
 
 def _compiler() -> Finding:
     """Find the C++ compiler; one that is too old or fails to start is a fault."""
     used_for, remedy = "Verilated models, C++ kernels", "install a C++20 compiler: g++ 11 or newer"
+    remedy, needed = f"{remedy}; without root: pip install ziglang", _compiles()
     given = os.environ.get("CXX") or "g++"
     try:
         command = compiler()
     except ValueError as error:
-        return Finding(given, used_for, True, None, f"CXX is no command ({error}); {remedy}")
+        return Finding(given, used_for, needed, None, f"CXX is no command ({error}); {remedy}")
+    given = os.environ.get("CXX") or " ".join(command)
     version = _first_line([*command, "--version"])
     if version is None:
-        return Finding(given, used_for, True, None, remedy)
+        return Finding(given, used_for, needed, None, remedy)
     done = subprocess.run(
         [*command, *CXX_FLAGS], input=CXX_PROBE, capture_output=True, text=True, check=False
     )
     errors = [line for line in done.stderr.splitlines() if "error" in line]
     fault = f"cannot compile C++20 ({errors[0] if errors else done.returncode})"
-    return Finding(given, used_for, True, version, remedy, fault if done.returncode else "")
+    return Finding(given, used_for, needed, version, remedy, fault if done.returncode else "")
 
 
 def _cache() -> Finding:
@@ -154,8 +153,8 @@ def examine() -> list[Finding]:
     return [
         Finding("python", "everything", True, python, "install Python 3.11 or newer"),
         _compiler(),
-        _program("make", "the Makefile", "install GNU make"),
-        _program("perl", "Verilator's driver under cocotb", "install perl 5"),
+        _program("make", "the Makefile", "install GNU make", needed=_compiles()),
+        _program("perl", "Verilator's driver under cocotb", "install perl 5", needed=_compiles()),
         _cache(),
         _package("numpy", "golden models", "sim"),
         _package("pyserial", "ports of boards", "sim"),

@@ -118,16 +118,28 @@ class HostProcessor(Processor):
         return partial(at_once, [once(run(begin, end)) for begin, end in pairwise(edges)])
 
 
+def on_blocks(
+    rule: Rule, remainder: Rule | None, columns: Columns
+) -> tuple[Rule, Columns, Rule | None]:
+    """Return what is compiled for a rule of an optimizer: with a factor on the gradients.
+
+    Raises
+    ------
+    RuleError : the rule has no gradient.
+    """
+    other = remainder if columns.uniform(rule) else None
+    return scaled(rule), columns, None if other is None else scaled(other)
+
+
 @cache
 def _kernel(rule: Rule, remainder: Rule | None, columns: Columns) -> BlockKernel:
-    """Return the compiled rule, with a factor on its gradients.
+    """Return the compiled rule.
 
     Raises
     ------
     ArgumentError : the rule has no gradient.
     """
-    other = remainder if columns.uniform(rule) else None
     try:
-        return BlockKernel(scaled(rule), columns, None if other is None else scaled(other))
+        return BlockKernel(*on_blocks(rule, remainder, columns))
     except RuleError as error:
         raise ArgumentError(str(error)) from error

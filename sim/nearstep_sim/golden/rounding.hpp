@@ -26,6 +26,7 @@ inline void draw_words(std::uint64_t number, std::uint32_t stream, const DrawKey
         const std::uint32_t counter = begin + k, carry = carries && counter < begin;
         std::uint32_t low = counter + key.words[0];
         std::uint32_t high = ((above + carry) | stream << stream_bit) + key.words[1];
+#pragma GCC unroll 13  // clang vectorises the outer loop only if there is no inner one
         for (int round = 0; round < rounds; ++round) {
             const int by = rotations[round % 8];
             low += high;

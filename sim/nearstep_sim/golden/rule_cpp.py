@@ -16,7 +16,7 @@ from nearstep_sim.golden.blockwise_cpp import dequantize, quantize, steps
 from nearstep_sim.golden.formats_cpp import narrow32, widen32
 from nearstep_sim.golden.rounding_cpp import round_stochastically
 from nearstep_sim.golden.rule import ArrayMismatchError, SparseGradient
-from nearstep_sim.verilate.build import compile_library, compiler_name, stored
+from nearstep_sim.verilate.build import Library, stored
 from nearstep_spec.blockwise import SIGNED, SMALLEST_SCALE
 from nearstep_spec.rule.columns import HALVES, Columns
 from nearstep_spec.rule.expr import float32_bits
@@ -29,6 +29,8 @@ __all__ = [
     "Kernel",
     "function_name",
     "kernel",
+    "library",
+    "library_of_blocks",
     "register_words",
     "source",
     "source_of_blocks",
@@ -38,8 +40,14 @@ __all__ = [
 Array = NDArray[Any]
 
 #: Added to the flags of every build; no result changes. Without them the loop is not vectorised,
-#: because of `errno` and the exception flags, which are not read. Contraction remains off.
-CXX_FLAGS = ("-fno-math-errno", "-fno-trapping-math", "-mprefer-vector-width=512")
+#: because of `errno` and the exception flags, which are not read. Contraction remains off. No loop
+#: throws, and a library without the code for it is small.
+CXX_FLAGS = (
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-mprefer-vector-width=512",
+    "-fno-exceptions",
+)
 
 #: Added for blocks, with GCC: loops are compiled for each value of the switches.
 _UNSWITCHED = ("--param=max-unswitch-insns=2000", "--param=max-unswitch-level=6")
@@ -578,20 +586,26 @@ def takes_pairs(rule: Rule) -> bool:
     return GRADIENT in rule.inputs and len(rule.arrays_in) > 1
 
 
-def _library(rule: Rule) -> Path:
+def library(rule: Rule) -> Library:
+    """The library of a rule, for `Kernel`."""
     files = {f"{rule.name}.cpp": source(rule)}
     if takes_pairs(rule):
         files[f"{rule.name}_of_pairs.cpp"] = source_of_pairs(rule)
     folder = stored("rule", files)
-    return compile_library(
-        function_name(rule), [folder / name for name in files], cxxflags=CXX_FLAGS
-    )
+    return Library(function_name(rule), [folder / name for name in files], CXX_FLAGS)
+
+
+def library_of_blocks(rule: Rule, columns: Columns, remainder: Rule | None = None) -> Library:
+    """The library of `source_of_blocks`, for `BlockKernel`."""
+    name = f"{function_name(rule)}_of_blocks"
+    folder = stored("rule", {f"{name}.cpp": source_of_blocks(rule, columns, remainder)})
+    return Library(name, [folder / f"{name}.cpp"], (*CXX_FLAGS, *_UNSWITCHED))
 
 
 @cache
 def kernel(rule: Rule) -> Kernel:
     """The compiled kernel of `rule`; built on first use, then taken from the build cache."""
-    return Kernel(rule, _library(rule))
+    return Kernel(rule, library(rule).compiled())
 
 
 class BlockKernel:
@@ -599,12 +613,9 @@ class BlockKernel:
 
     def __init__(self, rule: Rule, columns: Columns, remainder: Rule | None = None) -> None:
         self.rule = rule
-        name = f"{function_name(rule)}_of_blocks"
-        folder = stored("rule", {f"{name}.cpp": source_of_blocks(rule, columns, remainder)})
-        unswitched = () if "clang" in compiler_name().lower() else _UNSWITCHED
-        flags = (*CXX_FLAGS, *unswitched)
-        library = compile_library(name, [folder / f"{name}.cpp"], cxxflags=flags)
-        self._function: Callable[..., None] = getattr(ctypes.CDLL(str(library)), name)
+        library = library_of_blocks(rule, columns, remainder)
+        loaded = ctypes.CDLL(str(library.compiled()))
+        self._function: Callable[..., None] = getattr(loaded, library.name)
         pointer = ctypes.c_void_p
         self._function.argtypes = [  # type: ignore[attr-defined]
             *[ctypes.c_size_t] * 2,

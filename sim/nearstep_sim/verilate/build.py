@@ -10,7 +10,7 @@ import importlib.util
 import os
 import platform
 import re
-import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,18 +19,25 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
 import nearstep_hw
 import nearstep_spec
+from nearstep_sim.verilate import prebuilt
+from nearstep_sim.verilate.prebuilt import OtherProcessorError, Target
 from nearstep_spec import cache as storage
 from nearstep_spec.cache import cache_dir, stored, yowasp_dir, yowasp_environment
+from nearstep_spec.compiler import COMPILERS, NOT_FOUND
+from nearstep_spec.compiler import compiler as found_compiler
 from nearstep_spec.errors import NearstepError
 
 __all__ = [
     "BuildError",
+    "Library",
     "Model",
+    "NoCompilerError",
     "VerilatedBlock",
     "cache_dir",
     "compile_library",
@@ -56,10 +63,13 @@ VERILATOR_FLAGS = (
 SLOW = "__Slow"
 """In the name of files with code that runs once: constructors, initial values."""
 
-CXX_STANDARD = ("-std=c++20", "-fPIC", "-march=native", "-ffp-contract=off")
+NATIVE = "-march=native"
+CXX_STANDARD = ("-std=c++20", "-fPIC", NATIVE, "-ffp-contract=off")
 OPTIMISE = "NEARSTEP_OPTIMISE"
 """Environment variable with the level of optimisation. -O3 is the default and simulates fastest;
 -O1 compiles in two thirds of the time, for tests that simulate little."""
+GLIBC = "2.17"
+"""Least version of glibc that libraries for other processors need: that of manylinux2014."""
 LEVELS = ("-O0", "-O1", "-O2", "-O3")
 """Allowed values; others, such as -Ofast, change results."""
 
@@ -73,6 +83,15 @@ class BuildError(NearstepError, RuntimeError):
         self.output = output
         tail = "\n".join(output.strip().splitlines()[-30:])
         super().__init__(f"{self.command[0]} exited with {status}, expected 0:\n{tail}")
+
+
+class NoCompilerError(BuildError):
+    """There is no C++ compiler, and the package has no library of these sources."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            [COMPILERS[0]], 127, f"{NOT_FOUND}; `nearstep doctor` tells what is missing"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,17 +165,16 @@ def tool_environment() -> dict[str, str]:
 
 
 def compiler() -> list[str]:
-    """The C++ compiler as a command: `$CXX`, such as `ccache g++`, or `g++`.
+    """The C++ compiler as a command, see `nearstep_spec.compiler.compiler`.
 
     Raises
     ------
     BuildError : the variable is no command.
     """
-    given = os.environ.get("CXX", "")
     try:
-        return shlex.split(given) or ["g++"]
+        return found_compiler()
     except ValueError as error:
-        raise BuildError(["$CXX"], 127, f"{given}: {error}") from None
+        raise BuildError(["$CXX"], 127, f"{os.environ['CXX']}: {error}") from None
 
 
 def cxx_flags() -> tuple[str, ...]:
@@ -202,6 +220,7 @@ def run_tool(command: Sequence[str], folder: Path) -> str:
     Raises
     ------
     BuildError : the program does not start, or its exit status is not 0.
+    NoCompilerError : the program is the compiler, and none was found.
     CacheError : machine code of YoWASP is missing and cannot be stored.
     """
     environment = tool_environment()
@@ -218,6 +237,8 @@ def run_tool(command: Sequence[str], folder: Path) -> str:
             check=False,
         )
     except OSError as error:
+        if command[0] == COMPILERS[0]:
+            raise NoCompilerError from error
         raise BuildError(
             command, 127, f"{error}; `nearstep doctor` tells what is missing"
         ) from error
@@ -311,9 +332,43 @@ INCLUDES = Path(__file__).resolve().parents[1]
 """Folder of the package: sources name headers of it by their path in there."""
 
 
-def _cpp_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
+def _source_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
     sources = [b for p in (*cpp, *included(cpp)) for b in (p.name, p.read_bytes())]
-    return [compiler_name(), cpu_name(), " ".join(flags), *sources]
+    return [" ".join(flags), *sources]
+
+
+def _cpp_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
+    return [compiler_name(), cpu_name(), *_source_parts(cpp, flags)]
+
+
+def _accepted(flags: Sequence[str], machine: str, compiler: str) -> list[str]:
+    """Leave out flags that a compiler, or a machine, does not have: none changes a result."""
+    unknown = ["--param="] if "clang" in compiler.lower() else []
+    unknown += [] if machine == "x86_64" else ["-mprefer-vector-width="]
+    return [flag for flag in flags if not flag.startswith(tuple(unknown))]
+
+
+def _compile(flags: Sequence[str], *arguments: str, folder: Path) -> None:
+    """Run the compiler of this machine."""
+    accepted = _accepted(flags, platform.machine(), compiler_name())
+    run_tool([*compiler(), *accepted, f"-I{INCLUDES}", *arguments], folder)
+
+
+def _cross_compile(target: Target, flags: Sequence[str], cpp: Sequence[Path], folder: Path) -> Path:
+    """Compile a library for another processor, and an old glibc, with `ziglang`.
+
+    Its own C++ library, if needed, is part of the result. It is compiled once, since links name no
+    processor.
+    """
+    zig = [sys.executable, "-m", COMPILERS[-1], "c++", "-target"]
+    zig.append(f"{target.machine}-linux-gnu.{GLIBC}")
+    flags = [flag for flag in _accepted(flags, target.machine, "clang") if flag != NATIVE]
+    flags += [*target.flags, f"-I{INCLUDES}", "-w", "-D_LIBCPP_REMOVE_TRANSITIVE_INCLUDES"]
+    objects = [f"{number}.o" for number, _ in enumerate(cpp)]
+    for source, made in zip(cpp, objects, strict=True):
+        run_tool([*zig, *flags, "-c", "-o", made, str(source.resolve())], folder)
+    run_tool([*zig, "-s", "-shared", "-o", "lib.so", *objects], folder)
+    return folder / "lib.so"
 
 
 def included(cpp: Sequence[Path]) -> list[Path]:
@@ -343,13 +398,32 @@ def compile_object(source: Path, *, cxxflags: Sequence[str] = ()) -> Path:
 
     def build(folder: Path) -> Path:
         out = folder / "source.o"
-        include = f"-I{INCLUDES}"
-        run_tool(
-            [*compiler(), *flags, include, "-c", "-o", str(out), str(source.resolve())], folder
-        )
+        _compile(flags, "-c", "-o", str(out), str(source.resolve()), folder=folder)
         return out
 
     return once(target, build)
+
+
+class Library(NamedTuple):
+    """What a shared library is compiled from.
+
+    Attributes
+    ----------
+    name, cpp, cxxflags : as of `compile_library`.
+    """
+
+    name: str
+    cpp: Sequence[Path]
+    cxxflags: Sequence[str] = ()
+
+    @property
+    def key(self) -> str:
+        """Digest of the sources and flags, whatever compiles them for whatever processor."""
+        return _digest(_source_parts(self.cpp, [*cxx_flags(), *self.cxxflags]))
+
+    def compiled(self, target: Target | None = None) -> Path:
+        """Compile it, see `compile_library`."""
+        return compile_library(self.name, self.cpp, cxxflags=self.cxxflags, target=target)
 
 
 def compile_library(
@@ -358,20 +432,43 @@ def compile_library(
     *,
     cxxflags: Sequence[str] = (),
     common: Sequence[Path] = (),
+    target: Target | None = None,
 ) -> Path:
-    """A shared library from C++ sources alone; `common` as of `verilate_library`."""
+    """A shared library from C++ sources alone; `common` as of `verilate_library`.
+
+    Parameters
+    ----------
+    target : a kind of processors that `ziglang` compiles for, without `common`. None: this one; if
+        the package has the library, it is not compiled.
+
+    Raises
+    ------
+    BuildError : with the tool's output.
+    NoCompilerError
+    OtherProcessorError : the package has the library for others, and there is no compiler.
+    DamagedLibraryError
+    """
     flags = [*cxx_flags(), *cxxflags]
+    if target is not None:
+        zig = _version_of(sys.executable, "-m", COMPILERS[-1], "c++")
+        digest = _digest([zig, GLIBC, *target.flags, *_source_parts(cpp, flags)])
+        kept = cache_dir() / "lib" / f"{name}-{target.name}-{digest}.so"
+        return once(kept, lambda folder: _cross_compile(target, flags, cpp, folder))
+    try:
+        if (found := prebuilt.find(Library(name, cpp, cxxflags).key)) is not None:
+            return found
+    except OtherProcessorError:
+        if shutil.which(compiler()[0]) is None:
+            raise
     parts = [*_cpp_parts(cpp, flags), *(_cpp_parts(common, cxx_flags()) if common else ())]
-    target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
 
     def build(folder: Path) -> Path:
         out = folder / "lib.so"
         sources = [str(c.resolve()) for c in cpp] + [str(compile_object(c)) for c in common]
-        include = f"-I{INCLUDES}"
-        run_tool([*compiler(), *flags, include, "-shared", "-o", str(out), *sources], folder)
+        _compile(flags, "-shared", "-o", str(out), *sources, folder=folder)
         return out
 
-    return once(target, build)
+    return once(cache_dir() / "lib" / f"{name}-{_digest(parts)}.so", build)
 
 
 def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
