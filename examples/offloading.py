@@ -19,35 +19,34 @@ from nearstep.memferry.cost import Costs
 from nearstep.memferry.planner import Planned
 from nearstep.torch.memferry import Profiling
 from nearstep.torch.offload import Engine
-from nearstep.torch.offload.engine import Policy
+from nearstep.torch.offload.engine import Policy, Updates
 from nearstep.torch.offload.errors import BudgetError
 from nearstep.work.trace import picture
 from nearstep_spec.platform.load import load
 
 POLICIES = get_args(Policy)
+UPDATES = get_args(Updates)
 PLATFORM, GPU, MEMORY = "axdimm", "gpu", "axdimm"
 """The machine that plans are made for, and that recordings have the time of."""
 
 
-def check_options(
-    policy: str, timeline: Path | None, *, offload: bool, drives: Path | None
-) -> None:
+def check_options(policy: str, updates: str, timeline: Path | None, *, offload: bool) -> None:
     """Refuse what cannot be, before anything is trained."""
-    if policy not in POLICIES:
-        raise typer.BadParameter(
-            f"{policy!r} is not one of {', '.join(POLICIES)}", param_hint="--policy"
-        )
+    for name, given, known in (("policy", policy, POLICIES), ("updates", updates, UPDATES)):
+        if given not in known:
+            reason = f"{given!r} is not one of {', '.join(known)}"
+            raise typer.BadParameter(reason, param_hint=f"--{name}")
+    if updates != "at-step" and not offload:
+        raise typer.BadParameter("needs --offload", param_hint="--updates")
     if timeline is None:
         return
     if not offload:
         raise typer.BadParameter("needs --offload", param_hint="--timeline")
-    if drives is not None:
-        raise typer.BadParameter("transfers of drives are not recorded", param_hint="--timeline")
     check_picture(timeline, "--timeline")
     check_writable("--timeline", timeline)
 
 
-def offloaded(trainer: Trainer, budget: str, policy: Policy) -> Engine:
+def offloaded(trainer: Trainer, budget: str, policy: Policy, updates: Updates) -> Engine:
     """Have the parameters of a trainer's model on its optimizer's device.
 
     A plan is made in the first step, for the machine.
@@ -58,6 +57,7 @@ def offloaded(trainer: Trainer, budget: str, policy: Policy) -> Engine:
             trainer.optimizer,
             budget=budget,
             policy=policy,
+            updates=updates,
             profile=machine(policy),
         )
     except (ArgumentError, BudgetError) as error:

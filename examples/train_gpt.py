@@ -21,7 +21,7 @@ from typing import Annotated
 import torch
 import typer
 from gpt import SIZES, Gpt, sized
-from offloading import POLICIES, check_options, drawn, offloaded, show_plan
+from offloading import POLICIES, UPDATES, check_options, drawn, offloaded, show_plan
 from optimizers import (
     DEVICE,
     KINDS,
@@ -150,6 +150,9 @@ def main(
     policy: Annotated[
         str, typer.Option(help=f"With --offload: {', '.join(POLICIES)}.")
     ] = "prefetch",
+    updates: Annotated[
+        str, typer.Option(help="With --offload: " + ", ".join(UPDATES) + ".")
+    ] = "at-step",
     timeline: Annotated[
         Path | None,
         typer.Option(help="With --offload: draw the last iteration, in the time of a machine."),
@@ -193,7 +196,7 @@ def main(
         rounding=rounding,
     )
     _check(size, choice, offload=offload)
-    check_options(policy, timeline, offload=offload, drives=drives)
+    check_options(policy, updates, timeline, offload=offload)
     task = Task(
         size=size, steps=steps, batch=batch, context=context, weight_decay=weight_decay, seed=seed
     )
@@ -207,7 +210,8 @@ def main(
     opened = time.perf_counter()
 
     with near_memory:
-        ours, engine = _on_device(task, choice, near_memory, budget if offload else None, policy)
+        how = (budget if offload else None, policy, updates)
+        ours, engine = _on_device(task, choice, near_memory, *how)
         theirs = task.trainer(choice, None) if baseline and kind.in_torch else None
         parameters = sum(p.numel() for p in ours.model.parameters())
         if ours.done >= steps:
@@ -233,6 +237,7 @@ def main(
                 **_options(choice, ours),
                 "budget": budget if offload else None,
                 "policy": policy if offload else None,
+                "updates": updates if offload else None,
                 "baseline": choice.baseline if theirs else None,
             },
             environment=_environment(text),
@@ -330,6 +335,7 @@ def _on_device(
     device: nearstep.Device,
     budget: str | None,
     policy: str,
+    updates: str,
 ) -> tuple[Trainer, Engine | None]:
     """The trainer on `device`, offloaded where there is a budget; or an
     end of the program that says which option is wrong, and leaves no drives."""
@@ -340,7 +346,7 @@ def _on_device(
             ours = _resumed(task, choice, device)
             if budget is None:
                 return ours, None
-            return ours, offloaded(ours, budget, policy)  # type: ignore[arg-type]
+            return ours, offloaded(ours, budget, policy, updates)  # type: ignore[arg-type]
     except (StorageError, FileExistsError, PermissionError) as error:
         hint = "--device" if choice.drives is None else "--drives"
         raise typer.BadParameter(str(error), param_hint=hint) from error

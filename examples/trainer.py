@@ -79,12 +79,12 @@ class Trainer:
         start = time.perf_counter()
         loss = self.model.loss(tokens)
         self.optimizer.zero_grad()
+        for group in self.optimizer.param_groups:  # before updates in backward
+            group[DONE] = self.done + len(self.losses) + 1
         loss.backward()
         middle = time.perf_counter()
         if self.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_grad_norm)
-        for group in self.optimizer.param_groups:
-            group[DONE] = self.done + len(self.losses) + 1
         self.optimizer.step()
         self.step_seconds.append(time.perf_counter() - middle)
         self.model_seconds.append(middle - start)

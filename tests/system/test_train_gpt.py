@@ -188,10 +188,11 @@ def test_a_plan_is_printed_and_the_last_iteration_drawn(policy, device, steps, t
     check_bits(report)
 
 
-def test_a_timeline_needs_an_offload(train, tmp_path):
-    result, _ = train("--timeline", str(tmp_path / "a.png"), *SHORT)
-    assert result.exit_code == 2
-    assert "needs --offload" in result.output
+def test_a_timeline_and_updates_in_backward_need_an_offload(train, tmp_path):
+    for option, value in (("--timeline", str(tmp_path / "a.png")), ("--updates", "in-backward")):
+        result, _ = train(option, value, *SHORT)
+        assert result.exit_code == 2
+        assert "needs --offload" in result.output
     assert not (tmp_path / "a.png").exists()
 
 
@@ -218,6 +219,31 @@ def test_state_on_drives_takes_a_quarter_of_its_memory(device, steps, train, tmp
     assert 0 < figures[f"{here}: drives to host"]["value"] <= 8 * count
     assert report["configuration"]["memory"] == "25%"
     check_width(result.output)
+    check_bits(report)
+
+
+@pytest.mark.parametrize(
+    ("device", "size"),
+    [
+        ("golden:axdimm?channels=2", "tiny"),
+        pytest.param("sim:axdimm?memory=ddr4-1600&channels=2", "small", marks=pytest.mark.deep),
+    ],
+)
+def test_drives_offload_and_updates_in_backward_train_in_one_run(device, size, train, tmp_path):
+    """Table 6 of the AXDIMM paper: the whole system of its section 5."""
+    picture = tmp_path / "timeline.png"
+    options = ["--drives", str(tmp_path), "--memory", "50%", "--offload", "--budget", "60%"]
+    options += ["--updates", "in-backward", "--timeline", str(picture), *SHORT, "--size", size]
+    result, folder = train("--device", device, "--steps", "2", *options)
+    if "direct=False" in result.output:
+        pytest.skip(f"there is no O_DIRECT in {tmp_path}")
+    assert result.exit_code == 0, result.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    report = json.loads((folder / "report.json").read_text())
+    figures, count = figures_of(report), report["configuration"]["parameters"]
+    assert 0 < figures["device memory and drives: memory, at most"]["value"] <= 8 * count
+    budget = figures["parameters and gradients here: budget"]["value"]
+    assert 0 < figures["parameters and gradients here: at most"]["value"] <= budget < 3 * count
     check_bits(report)
 
 

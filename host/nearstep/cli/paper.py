@@ -52,14 +52,21 @@ def axdimm(
     rtl_updates: Annotated[
         bool, typer.Option("--rtl-updates", help="In Table 6 the DIMM updates at the RTL's rate.")
     ] = False,
+    rtl_transfers: Annotated[
+        bool,
+        typer.Option(
+            "--rtl-transfers", help="In Table 6 copies to and from the DIMM take the RTL's rate."
+        ),
+    ] = False,
 ) -> None:
     """Table 5 (rate of the kernel) and Table 6 (training of five GPT models) of AXDIMM."""
     names = chosen(models, axdimm_training.TABLE_6, "--models")
     if policy not in axdimm_training.POLICIES:
         expected = " or ".join(axdimm_training.POLICIES)
         raise typer.BadParameter(f"must be {expected}, not {policy!r}", param_hint="--policy")
-    if rtl_updates and not kernel:
-        raise typer.BadParameter("needs Table 5: omit --no-kernel", param_hint="--rtl-updates")
+    for hint, given in (("--rtl-updates", rtl_updates), ("--rtl-transfers", rtl_transfers)):
+        if given and not kernel:
+            raise typer.BadParameter("needs Table 5: omit --no-kernel", param_hint=hint)
     outputs = Outputs(as_json, as_csv, output, bars)
     outputs.check(trace=trace, picture=image)
     rates: list[Rate] = []
@@ -76,8 +83,10 @@ def axdimm(
             progress("Table 6")
         options: dict[str, Any] = {"policy": policy}
         printed = {name: axdimm_training.TABLE_6[name] for name in names}
-        rtl = next(each for each in rates if each.kind == "measured") if rtl_updates else None
-        options["updates_per_s"] = rtl and rtl.achieved
+        measured = next((each for each in rates if each.kind == "measured"), None)
+        rtl = [measured if asked else None for asked in (rtl_updates, rtl_transfers)]
+        options["updates_per_s"] = rtl[0] and rtl[0].achieved
+        options["copies_bytes_per_s"] = rtl[1] and rtl[1].copied
         for each in axdimm_training.table_6(printed, **options):
             found.append(each)
             progress("Table 6")
@@ -90,7 +99,7 @@ def axdimm(
         },
     }
     table_5 = table("Table 5: million parameters a second", map(_in_millions, rates), RATES)
-    inputs = axdimm_training.inputs(rtl)
+    inputs = axdimm_training.inputs(*rtl)
     give(axdimm_training, [*labelled(rows, inputs)], inputs, results, [table_5], outputs)
     if trace is not None or image is not None:
         case = axdimm_training.AxdimmCase(model=names[0], platform="axdimm", **options)

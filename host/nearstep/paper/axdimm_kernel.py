@@ -40,6 +40,7 @@ class Rate:
     kind : `paper` or `measured`.
     theoretical, achieved : parameters a second.
     source : a section, a device, or a description of the measurement.
+    copied : bytes a second of the host's copies to a channel and from it, whichever are slower.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Rate:
     theoretical: float | None
     achieved: float
     source: str
+    copied: float | None = None
 
     @property
     def efficiency(self) -> float | None:
@@ -62,12 +64,12 @@ def measured(elements: int = ELEMENTS, seed: int = 5) -> Iterator[Rate]:
     """Measure the rows of the RTL: both channels update `elements` each at once."""
     for name, url in DEVICES.items():
         with open_device(url, KernelDevice) as device:
-            cycles = _step(device, elements, seed)
+            cycles, copied = _step(device, elements, seed), _copied(device, elements)
             channels = device.channel_count
         theoretical = channels * CHANNEL_BYTES_PER_S / BYTES_PER_PARAMETER
         achieved = channels * elements / (cycles / CLOCK_HZ)
         source = f"{url}, {elements} parameters a channel, {cycles} cycles"
-        yield Rate(f"AXDIMM, {name}", "measured", theoretical, achieved, source)
+        yield Rate(f"AXDIMM, {name}", "measured", theoretical, achieved, source, copied)
 
 
 def _step(device: KernelDevice, elements: int, seed: int) -> int:
@@ -84,6 +86,16 @@ def _step(device: KernelDevice, elements: int, seed: int) -> int:
     with device.acceleration():
         runs = [device.update("adamw", each, step=1) for each in arrays]
         return max(run.wait().cycles or 0 for run in runs)
+
+
+def _copied(device: KernelDevice, elements: int) -> float:
+    """Measure the rate of copies of an array to a channel and from it, in bytes a second."""
+    buffer, array = device.alloc(elements, np.float32, channel=0), np.ones(elements, np.float32)
+    at = [device.cycles or 0]
+    for copy in (buffer.write, buffer.read):
+        copy(array)
+        at.append(device.cycles or 0)
+    return array.nbytes * CLOCK_HZ / max(at[1] - at[0], at[2] - at[1])
 
 
 def rows(rates: Sequence[Rate]) -> Iterator[Row]:

@@ -56,6 +56,7 @@ class OverflowPlan:
     Attributes
     ----------
     units : number of units; a step updates them in order.
+    descends : a step updates the last unit first, as backward does.
 
     Raises
     ------
@@ -66,6 +67,7 @@ class OverflowPlan:
         if eviction not in get_args(Eviction):
             raise ArgumentError(f"eviction must be one of {get_args(Eviction)}, not {eviction!r}")
         self.units = 0
+        self.descends = False
         policy = self._used_last if eviction == "belady" else updated_first
         self._memory: Residency[Array] = Residency(0, capacity, policy)
 
@@ -115,5 +117,9 @@ class OverflowPlan:
         return self._memory.written()
 
     def _used_last(self, candidates: Sequence[Candidate[Array]], now: int) -> Array:
-        uses = {each.item: () if each.item.transient else (each.item.unit,) for each in candidates}
-        return belady(uses, self.units)(candidates, now)
+        def place(unit: int) -> int:
+            return self.units - 1 - unit if self.descends else unit
+
+        items = [each.item for each in candidates]
+        uses = {each: () if each.transient else (place(each.unit),) for each in items}
+        return belady(uses, self.units)(candidates, place(now))

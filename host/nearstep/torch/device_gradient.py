@@ -163,12 +163,15 @@ class SparseGradient:
     ----------
     applied : steps ignore the gradient.
     spent : a step has sent the gradient.
+    reason : why the gradient cannot be read, or added to.
     """
 
-    def __init__(self, make: Callable[[], Compressed], residual: Tensor | None) -> None:
+    reason = "it was compressed"
+
+    def __init__(self, make: Callable[[], Compressed] | None, residual: Tensor | None) -> None:
         self.applied = False
         self.spent = False
-        self._make: Callable[[], Compressed] | None = make
+        self._make = make
         self._compressed: Compressed | None = None
         self._residual = residual  # keeps its memory from reuse
         self._memory = _memory(residual)
@@ -196,6 +199,16 @@ class SparseGradient:
         if _memory(residual) != self._memory:
             expected = "compressed with the residual that the state has at the step"
             raise GradientError(label, expected, "with another: it was changed after backward")
+
+
+class SpentGradient(SparseGradient):
+    """Stands for a whole gradient that has updated its parameter in backward, and is freed."""
+
+    reason = "it was freed when it had updated the parameter"
+
+    def __init__(self) -> None:
+        super().__init__(None, None)
+        self.spent = True
 
 
 def _memory(tensor: Tensor | None) -> tuple[int, int] | None:

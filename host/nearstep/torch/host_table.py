@@ -176,7 +176,14 @@ class HostTable(StateTable):
     def reset(self) -> None:
         """Nothing is left half way but what a user sees."""
 
-    def step(self, owner: Owner, scaling: Scaling, only: Container[Tensor] | None = None) -> bool:
+    def step(
+        self,
+        owner: Owner,
+        scaling: Scaling,
+        only: Container[Tensor] | None = None,
+        *,
+        ends: bool = True,
+    ) -> bool:
         """Update every parameter that has a gradient: as of `nearstep.torch.update.Stepper`."""
         updates: list[HostUpdate] = []
         fresh: dict[Tensor, dict[str, Any]] = {}

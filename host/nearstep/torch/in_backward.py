@@ -25,6 +25,9 @@ from nearstep.torch.settings import Settings
 from nearstep.torch.table import Owner, labels_of
 from nearstep.torch.unclaimed import unclaimed
 
+WHOLE_STEPS = "drives of cards are consistent only after a whole step, use updates='at-step'"
+"""Why cards do not update in backward."""
+
 TOGETHER = 1 << 20
 """Elements that are updated at once: gradients wait until they have as many."""
 
@@ -36,11 +39,16 @@ class UpdatingOwner(Owner, Protocol):
     def settings(self) -> Settings:
         """Arguments besides torch's options."""
 
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether early updates are in force; False: with drives, they were rolled back."""
+
     def update_early(self, parameters: Container[Tensor]) -> None:
         """Update some parameters before the next step."""
 
     def interrupt(self, cause: str) -> None:
-        """Refuse further use until a checkpoint is loaded."""
+        """Roll back early updates; without drives refuse further use until a checkpoint is
+        loaded."""
 
 
 class UsedGradient(Tensor):
@@ -86,7 +94,7 @@ class BackwardUpdates:
 
     Parameters
     ----------
-    optimizer : without clipping and without drives.
+    optimizer : without clipping, and without drives of cards.
 
     Raises
     ------
@@ -98,9 +106,8 @@ class BackwardUpdates:
         if bound is not None:
             reason = "the norm of all gradients is not known before the last one is made"
             raise UnsupportedOptionError("max_grad_norm", bound, f"{reason}: use updates='at-step'")
-        if optimizer.settings.overflow is not None:
-            reason = "drives are consistent only after a whole step, use updates='at-step'"
-            raise UnsupportedOptionError("updates", "in-backward", reason)
+        if optimizer.settings.overflow is not None and optimizer.table.device.drive_places:
+            raise UnsupportedOptionError("updates", "in-backward", WHOLE_STEPS)
         self._optimizer = weakref.ref(optimizer)
         self._lock = threading.RLock()  # backward has a thread for each accelerator
         self._hooks: dict[Tensor, RemovableHandle] = {}
@@ -155,6 +162,7 @@ class BackwardUpdates:
             return  # it was taken out of the groups
         with self._lock:
             name, task = self._names[parameter], torch._C._current_graph_task_id()
+            self._forget_if_undone(optimizer)
             if parameter in self._updated:
                 raise EarlyUpdateError(name, "another backward has made a gradient of it")
             if isinstance(gradient, UsedGradient):
@@ -172,6 +180,10 @@ class BackwardUpdates:
         self._pass, self._elements = task, 0
         self._complete.clear()
 
+    def _forget_if_undone(self, optimizer: UpdatingOwner) -> None:
+        if not optimizer.keeps_updates:
+            self._updated.clear()
+
     def _update(self, optimizer: UpdatingOwner) -> None:
         """Update the parameters whose gradients are complete."""
         if not self._is_alone and torch.distributed.is_available():
@@ -184,7 +196,8 @@ class BackwardUpdates:
             optimizer.update_early(set(found))
         finally:
             for each, version in zip(found, before, strict=True):
-                if each._version != version:  # Ctrl-C may come when it is made
+                # Ctrl-C may come when it is made.
+                if each._version != version and optimizer.keeps_updates:
                     each.grad = UsedGradient(self._names[each], each)
                     self._updated[each] = each._version
 
@@ -220,6 +233,7 @@ class BackwardUpdates:
         ------
         EarlyUpdateError : the step would have other bits than with updates at the step.
         """
+        self._forget_if_undone(optimizer)
         self._check_options(optimizer)
         left = set()
         for parameter, name in labels_of(optimizer.param_groups).items():
@@ -227,7 +241,8 @@ class BackwardUpdates:
             is_used = isinstance(gradient, UsedGradient)
             if version is None:
                 if is_used:
-                    raise EarlyUpdateError(name, "step() is called again without zero_grad()")
+                    reason = "step() is called without zero_grad() and another backward"
+                    raise EarlyUpdateError(name, reason)
                 left.add(parameter)
             elif not is_used:
                 raise EarlyUpdateError(name, "its gradient was reset or set before step()")
@@ -235,8 +250,9 @@ class BackwardUpdates:
                 raise EarlyUpdateError(name, "it was changed before step()")
         return left
 
-    def check_between(self, action: str) -> None:
+    def check_between(self, optimizer: UpdatingOwner, action: str) -> None:
         """Raise `EarlyUpdateError` between the first update and the end of the step."""
+        self._forget_if_undone(optimizer)
         for parameter in self._updated:
             reason = f"{action} is called before step(), which ends what backward began"
             raise EarlyUpdateError(self._names[parameter], reason)
@@ -246,7 +262,8 @@ class BackwardUpdates:
 
         Raises
         ------
-        EarlyUpdateError : there were updates: steps are refused until a checkpoint is loaded.
+        EarlyUpdateError : there were updates: they are rolled back, or steps are refused until a
+            checkpoint is loaded.
         UnsupportedOptionError : there was none.
         """
         for parameter in self._updated:
@@ -257,7 +274,7 @@ class BackwardUpdates:
 
     def reset(self, optimizer: UpdatingOwner, *, set_to_none: bool) -> None:
         """Prepare `zero_grad`: gradients that were used become zeros, unless they become None."""
-        self.check_between("zero_grad()")
+        self.check_between(optimizer, "zero_grad()")
         self._forget()
         for group in optimizer.param_groups if not set_to_none else ():
             for each in group["params"]:

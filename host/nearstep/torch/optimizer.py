@@ -27,7 +27,7 @@ from nearstep.torch.device_gradient import SparseGradient
 from nearstep.torch.dtensor import is_sharded
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import HyperparameterError, StateError, UnsupportedOptionError
-from nearstep.torch.homes.durable import DurableHome
+from nearstep.torch.homes.durable import DurableHome, Watch
 from nearstep.torch.homes.generation import digest
 from nearstep.torch.homes.open_home import open_home
 from nearstep.torch.homes.opening import given_groups, tensors_of
@@ -326,11 +326,21 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def update_early(self, parameters: Container[Tensor]) -> None:
-        """Update some parameters before the next step, as that step would."""
+        """Update some parameters before the next step, as that step would.
+
+        With drives the updates are committed by that step, and rolled back by an error, `zero_grad`
+        or `interrupt`.
+        """
         with torch.no_grad():
             scaling = self._ready()
             if scaling is not None:
-                self._stepper.step(self, scaling, parameters)
+                self._stepper.step(self, scaling, parameters, ends=False)
+
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether updates in backward are in force until the step that ends them; False: with
+        drives, that there are none, since they were rolled back, or committed."""
+        return self._durable is None or self._durable.is_open
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -347,10 +357,14 @@ class DeviceOptimizer(Optimizer):
         """Reset the gradients as torch does; gradients on the device are fetched only to become
         zeros.
 
+        With drives updates in backward since the last step are rolled back.
+
         Raises
         ------
-        EarlyUpdateError : backward has updated parameters; no gradient was reset.
+        EarlyUpdateError : backward has updated parameters, without drives; no gradient was reset.
         """
+        if self._durable is not None:
+            self._durable.give_up(self.table)
         if self._early is not None:
             self._early.reset(self, set_to_none=set_to_none)
         for resident in self.table.parameters.values() if set_to_none else ():
@@ -512,7 +526,7 @@ class DeviceOptimizer(Optimizer):
             self._durable.check_whole(self.table)
         self.table.check_whole(action)
         if self._early is not None and action != "step":
-            self._early.check_between(action)
+            self._early.check_between(self, action)
 
     def resident(self, parameter: Tensor) -> DeviceParameter:
         """Return the parameter on the device; allocate an extent if needed, without state for a
@@ -544,13 +558,22 @@ class DeviceOptimizer(Optimizer):
         return self._stepper.compress(parameter, gradient, residual)
 
     def interrupt(self, cause: str) -> None:
-        """Refuse further use until a checkpoint is loaded.
+        """Roll back the updates that backward has made, with drives; otherwise refuse further use
+        until a checkpoint is loaded.
 
         Parameters
         ----------
         cause : name of an error's class.
         """
-        self.table.interrupted = cause
+        if self._durable is None:
+            self.table.interrupted = cause
+        else:
+            self._durable.give_up(self.table)
+
+    def watch(self, recording: Watch | None) -> None:
+        """With drives: record transfers and updates, or end it."""
+        if self._durable is not None:
+            self._durable.watch = recording
 
     def write_failed(self, error: Exception) -> None:
         """Recover from a failed write to the drives outside of a step.

@@ -16,7 +16,7 @@ from nearstep.placement import Extent
 from nearstep.torch import convert
 from nearstep.torch.checks import is_plain
 from nearstep.torch.compression import Compressed, Compression
-from nearstep.torch.device_gradient import DeviceGradient, SparseGradient
+from nearstep.torch.device_gradient import DeviceGradient, SparseGradient, SpentGradient
 from nearstep.torch.dtensor import local
 from nearstep.torch.errors import InterruptedStepError, ParameterError
 from nearstep.torch.exchange import SMALL_ELEMENTS, Results, Sending, Sends, Target, send_now
@@ -273,6 +273,7 @@ class DeviceParameter:
         self._checked = False
         if not self.offloaded:
             self.copy_into(self.parameter)
+            convert.mark_changed(self.parameter)
 
     def push(self, *, unchanged: bool = False) -> None:
         """Offload the parameter: send it if the host changed it, after which the device alone has
@@ -428,6 +429,10 @@ class DeviceParameter:
     def release_gradient(self) -> None:
         """Free the device's gradient."""
         self.held = None
+
+    def spend_gradient(self) -> None:
+        """Free the device's gradient, which cannot be used again until it is reset."""
+        self.held = SpentGradient()
 
     def interrupt(self, name: str) -> None:
         """Record that the error called `name` interrupted a step of this parameter."""

@@ -42,7 +42,14 @@ class Stepper:
         self.buckets: list[FlatBucket] = []
         self._grouped: list[list[Tensor]] = []
 
-    def step(self, owner: Owner, scaling: Scaling, only: Container[Tensor] | None = None) -> bool:
+    def step(
+        self,
+        owner: Owner,
+        scaling: Scaling,
+        only: Container[Tensor] | None = None,
+        *,
+        ends: bool = True,
+    ) -> bool:
         """Update every parameter that has a gradient; return False if the step was skipped.
 
         Parameters
@@ -50,6 +57,7 @@ class Stepper:
         owner : the optimizer.
         scaling : of the gradients, by a `GradScaler`.
         only : update these parameters alone; None: all.
+        ends : False: others are updated later in the step.
         """
         table, groups = self._table, owner.param_groups
         if only is not None:
@@ -57,12 +65,14 @@ class Stepper:
         bucketed = self._ready_buckets(owner)
         items = list(self._items(groups, [bucket for bucket, _ in bucketed], only))
         for index, group in enumerate(groups):
-            wanted = (i.parameter for i in items if i.group == index and i.parameter is not None)
+            wanted = [i.parameter for i in items if i.group == index and i.parameter is not None]
+            if table.home.is_durable and not ends:  # a rollback keeps the extents of all
+                wanted = [each for each in group["params"] if each.requires_grad]
             table.place(owner, group, wanted)
         plan = self._plan(owner, items, bucketed, scaling)
         home = table.home
         if isinstance(home, DurableHome):
-            made = home.step(owner, plan, partial(self._apply, owner))
+            made = home.step(owner, plan, partial(self._apply, owner), ends=ends)
         else:
             made = self._apply(owner, plan)
         if not made:

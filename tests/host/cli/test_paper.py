@@ -38,9 +38,10 @@ def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> Non
     assert image.read_bytes()[1:4] == b"PNG"
     assert rows["gpt3-large, baseline: backward"]["paper"] == 8.01
     assert written["inputs"][0]["label"] == "fitted"
-    refused = RUNNER.invoke(app, [*arguments, "--rtl-updates"])
-    assert refused.exit_code == 2
-    assert "omit --no-kernel" in refused.output
+    for option in ("--rtl-updates", "--rtl-transfers"):
+        refused = RUNNER.invoke(app, [*arguments, option])
+        assert refused.exit_code == 2
+        assert "omit --no-kernel" in refused.output
 
 
 def test_greedy_plans_of_a_model_are_beside_the_exact_one(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.load import load
 from nearstep_spec.platform.machine import PlatformError
 
+from ..overflow.jobs import drives
 from . import training
 from .models import KINDS
 from .test_equality import random_plans
@@ -98,11 +99,11 @@ def test_every_kind_in_the_time_of_the_rtl(kind: str, updates: str) -> None:
 # Time
 
 
-def layers(count: int, device: str) -> tuple[nn.Sequential, Any]:
+def layers(count: int, device: str, **more: Any) -> tuple[nn.Sequential, Any]:
     torch.manual_seed(count)
     linear = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(count))
     model = nn.Sequential(*(each for layer in linear for each in (layer, nn.Tanh())))
-    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device)
+    return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=device, **more)
 
 
 step = partial(training.step, seed=3, rows=64)
@@ -429,12 +430,59 @@ def test_recordings_that_cannot_begin(tmp_path: Any) -> None:
         raise AssertionError
     torch.manual_seed(1)
     plain = nn.Linear(WIDTH, WIDTH)
-    on_drives = nearstep.optim.AdamW(
-        plain.parameters(), device=ONE, drives=[tmp_path / "drive"], memory="1MiB"
+    card = f"golden:smartssd?memory_bytes=1MiB&drive={tmp_path}"
+    engine = nearstep.offload(
+        plain, nearstep.optim.AdamW(plain.parameters(), device=card), budget="300%"
     )
-    engine = nearstep.offload(plain, on_drives, budget="300%")
-    with pytest.raises(UnsupportedOptionError, match="drives"), engine.record("axdimm"):
+    with pytest.raises(UnsupportedOptionError, match="cards' drives"), engine.record("axdimm"):
         raise AssertionError
+    with drives(3) as on:
+        plain = nn.Linear(WIDTH, WIDTH)
+        more: Any = {"device": ONE, "drives": on.store, "memory": "1MiB"}
+        optimizer = nearstep.optim.AdamW(plain.parameters(), **more)
+        engine = nearstep.offload(plain, optimizer, budget="300%")
+        with pytest.raises(ArgumentError, match="3 drives or more, not 2"), engine.record("axdimm"):
+            raise AssertionError
+
+
+@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
+@pytest.mark.parametrize("device", [TWO, pytest.param(DIMM, marks=pytest.mark.deep)])
+def test_transfers_of_drives_are_recorded_beside_updates(device: str, updates: Any) -> None:
+    """As many bytes as the drives transfer; a drive transfers one array at a time."""
+    with drives() as on:
+        model, optimizer = layers(6, device, drives=on.store, memory=13 * LAYER)
+        engine = nearstep.offload(model, optimizer, budget=4 * LAYER, updates=updates)
+        step(model, optimizer)
+        before = optimizer.traffic.as_dict()
+        with engine.record("axdimm") as recording:
+            step(model, optimizer)
+        after, timeline = optimizer.traffic.as_dict(), recording.timeline
+        engine.close()
+    moved: Counter[str] = Counter()
+    ends = {entry.operation.index: entry.end for entry in timeline.entries}
+    for entry in timeline.entries:
+        kind, operation = entry.operation.name.split(" ")[0], entry.operation
+        assert all(ends[need] <= entry.start for need in operation.needs)
+        if "drives" in operation.holds:
+            touched = operation.writes if kind == "load" else operation.reads
+            direct = LAYER * (kind in ("fetch", "send"))  # between drives and compute device
+            moved[kind] += direct or sum(each.stop - each.start for each in touched)
+    assert moved["load"] + moved["fetch"] == after["from_drives"] - before["from_drives"] > 0
+    assert moved["store"] + moved["send"] == after["to_drives"] - before["to_drives"]
+    gradients = moved["store"] + moved["send"] - 18 * LAYER  # besides p, m and v
+    assert gradients > 0 if updates == "at-step" else gradients == 0
+    lanes = timeline.lanes
+    for entries in lanes.values():
+        ordered = sorted(entries, key=lambda each: each.start)
+        assert all(one.end <= other.start for one, other in pairwise(ordered))
+    updating = [each for each in timeline.entries if each.operation.name.startswith("update")]
+    beside = [
+        each
+        for each in lanes["drives"]
+        if any(one.start < each.end and each.start < one.end for one in updating)
+    ]
+    assert len(updating) >= 12
+    assert len(beside) > 3
 
 
 def test_an_exception_of_the_program_ends_a_recording() -> None:

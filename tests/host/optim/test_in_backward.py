@@ -30,17 +30,24 @@ from nearstep.torch.in_backward import UsedGradient
 from ..driver.conftest import chosen
 from ..offload.models import KINDS, WIDTH, Stack, Unlucky
 from ..offload.training import bits
+from ..overflow.jobs import Drives, images
 from .conftest import like_torch
 
 SEED = 51407
 DEVICES = {
     "host": "host:",
     "golden": "golden:axdimm?memory_bytes=4MiB",
+    "host, drives": "host: on drives",
+    "golden, drives": "golden:axdimm?memory_bytes=4MiB on drives",
     "dimm": "golden:axdimm?channels=2&block_bytes=512&memory_bytes=4MiB&in_place=no",
     "card": "golden:smartssd?memory_bytes=4MiB",
     "sim": "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB&memory=ideal&fu=native",
+    "dimm, drives": "golden:axdimm?channels=2&block_bytes=512&memory_bytes=4MiB on drives",
 }
-IN_DEPTH = {"dimm", "card", "sim"}
+DRIVES = {name for name in DEVICES if name.endswith("drives")}
+IN_DEPTH = {"dimm", "card", "sim", "golden, drives", "dimm, drives"}
+MEMORY = {"memory": 16 << 10}
+"""With drives: for the state of the largest parameter."""
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 
@@ -71,7 +78,10 @@ class Training:
             {"params": [p for p in named if p.dim() < 2]},
         ]
         kind_of = torch.optim.AdamW if torchs else nearstep.optim.AdamW
+        url, _, self.on_drives = url.partition(" on ")
         options: dict[str, Any] = {"device": url, "updates": "in-backward" if early else "at-step"}
+        if self.on_drives:
+            options |= {"drives": Drives(images(2, 2000)).store, **MEMORY}
         self.optimizer: Any = kind_of(groups, lr=1e-2, **({"fused": True} if torchs else options))
         self.seen: list[Any] = []
         self.early = 0
@@ -200,6 +210,8 @@ def checkpoints(each: Training) -> None:
 
 
 def copies(each: Training) -> None:
+    if each.on_drives:
+        pytest.skip("an optimizer with drives cannot be copied")
     each.step()
     for copied in (copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))):
         each.model, each.optimizer = copied((each.model, each.optimizer))
@@ -263,7 +275,22 @@ def test_programs_have_the_bits_of_updates_at_the_step(program: Any, device: str
     assert compared(DEVICES[device], program, KIND_OF.get(program, "stack")) > 0
 
 
-@pytest.mark.parametrize("device", chosen(DEVICES, IN_DEPTH))
+def given_up(each: Training) -> None:
+    """Backward is followed by no step, and there are a step without gradients, and others."""
+    each.step()
+    each.optimizer.zero_grad()
+    each.backward()
+    each.optimizer.zero_grad()
+    each.optimizer.step()
+    each.steps()
+
+
+@pytest.mark.parametrize("device", sorted(DRIVES))
+def test_zero_grad_rolls_back_updates_on_drives(device: str) -> None:
+    assert compared(DEVICES[device], given_up) > 0
+
+
+@pytest.mark.parametrize("device", chosen(DEVICES, IN_DEPTH | DRIVES))
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_have_the_bits_of_updates_at_the_step(kind: str, device: str) -> None:
     assert compared(DEVICES[device], schedule, kind) > 0
@@ -331,7 +358,7 @@ BETWEEN: dict[str, tuple[str, Callable[[Training], object]]] = {
 """Between backward and the step: what the error says, and a call that changes nothing."""
 
 AFTER = {
-    "a second step": ("step.. is called again", lambda e: e.optimizer.step()),
+    "a second step": ("step.. is called without zero_grad", lambda e: e.optimizer.step()),
     "no zero_grad": ("add_", lambda e: e.loss().backward()),
     "clip by norm": ("norm", lambda e: nn.utils.clip_grad_norm_(e.parameters, 1.0)),
 }
@@ -517,12 +544,11 @@ def test_a_second_backward_clips_by_the_global_norm() -> None:
     ("error", "text", "options"),
     [
         (UnsupportedOptionError, "not known before the last", {"max_grad_norm": 1.0}),
-        (UnsupportedOptionError, "drives", {"drives": ["drive"], "memory": "1MiB"}),
         (HyperparameterError, "one of", {"updates": "now"}),
     ],
 )
 def test_options_are_refused(error: Any, text: str, options: dict[str, Any]) -> None:
-    url = "host:" if "drives" in options else "golden:axdimm?scan=yes&gradient_scale=yes"
+    url = "golden:axdimm?scan=yes&gradient_scale=yes"
     p = torch.zeros(WIDTH, requires_grad=True)
     with pytest.raises(error, match=text):
         nearstep.optim.AdamW([p], device=url, **{"updates": "in-backward", **options})

@@ -47,6 +47,9 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
+EARLY = {"updates": "in-backward"}
+
+
 def images(drives: int, blocks: int = 600, owner: str = "a test") -> list[bytes]:
     """New drives."""
     places = [MemoryBlocks(bytes(blocks * BLOCK_BYTES), each) for each in range(drives)]
@@ -83,6 +86,7 @@ class Job:
     Attributes
     ----------
     skips : in step t, parameter i has no gradient if i + t is a multiple of it.
+    early : a backward makes the gradients, and updates the parameters where the optimizer does so.
     """
 
     shapes: Sequence[tuple[int, ...]]
@@ -90,6 +94,7 @@ class Job:
     dtype: torch.dtype = torch.float32
     skips: int = 0
     seed: int = 7
+    early: bool = False
 
     def parameters(self) -> list[nn.Parameter]:
         generator = torch.Generator().manual_seed(self.seed)
@@ -134,7 +139,14 @@ class Job:
             p.grad = None if self.skips and not (index + step) % self.skips else gradient
 
     def step(self, optimizer: Any, parameters: Sequence[Tensor], step: int) -> None:
+        if self.early:
+            optimizer.zero_grad()
         self.gradients(parameters, step)
+        if self.early:
+            gradients = [p.grad for p in parameters]
+            optimizer.zero_grad()
+            pairs = zip(parameters, gradients, strict=True)
+            torch.stack([(p * g).sum() for p, g in pairs if g is not None]).sum().backward()
         optimizer.step()
 
 

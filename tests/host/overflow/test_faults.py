@@ -8,7 +8,7 @@ import gc
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -356,14 +356,15 @@ def test_copies_are_refused() -> None:
                 action(optimizer)
 
 
-def test_updates_in_backward_are_refused() -> None:
-    model = torch.nn.Linear(8, 8)
+def test_updates_in_backward_are_refused_on_drives_of_cards() -> None:
+    model, early = torch.nn.Linear(8, 8), {"updates": "in-backward"}
+    make = partial(nearstep.optim.AdamW, model.parameters(), device=HOMES["cards"][0])
     with drives() as on:
-        optimizer = nearstep.optim.AdamW(
-            model.parameters(), device=URL, drives=on.store, memory=MEMORY
-        )
-        with pytest.raises(UnsupportedOptionError, match="at-step"):
-            nearstep.offload(model, optimizer, budget="1MiB", updates="in-backward")
+        with pytest.raises(UnsupportedOptionError, match=r"drives of cards .* at-step"):
+            make(drives=on.store, **early)
+        optimizer = make(drives=on.store)
+        with pytest.raises(UnsupportedOptionError, match=r"drives of cards .* at-step"):
+            nearstep.offload(model, optimizer, budget="1MiB", **early)  # type: ignore[arg-type]
 
 
 def test_an_error_while_a_checkpoint_is_loaded() -> None:

@@ -6,6 +6,7 @@ import errno
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from .jobs import URL, Drives, drives, everything, iteration, stack
 
 MEMORY = 17_000
 BUDGET = 8_000
+COMMITS = {"at-step": 2, "in-backward": 1}
+"""Of an iteration: of the gradients, which the drives keep until the step, and of the step."""
 
 
 def made(store: Any = None, **options: Any) -> tuple[nn.Sequential, Any]:
@@ -39,11 +42,12 @@ def expected_after(count: int) -> dict[str, bytes]:
     return everything(list(model.parameters()), optimizer)
 
 
-def actions() -> list[Counter[str]]:
+@cache
+def actions(updates: Any) -> list[Counter[str]]:
     """How many of each the second iteration has, on each drive."""
     with drives() as on:
         model, optimizer = made(on.store)
-        with nearstep.offload(model, optimizer, budget=BUDGET):
+        with nearstep.offload(model, optimizer, budget=BUDGET, updates=updates):
             iteration(model, optimizer, 0)
             found: list[Counter[str]] = [Counter(), Counter()]
 
@@ -58,14 +62,14 @@ def actions() -> list[Counter[str]]:
         return found
 
 
-def check(action: str, drive: int, number: int, code: int) -> bool | None:
+def check(updates: Any, action: str, drive: int, number: int, code: int) -> bool | None:
     """One fails; whether the iteration could be made again.
 
     None: the iteration has been made, since its generation counts.
     """
     with drives() as on:
         model, optimizer = made(on.store)
-        engine: Engine = nearstep.offload(model, optimizer, budget=BUDGET)
+        engine: Engine = nearstep.offload(model, optimizer, budget=BUDGET, updates=updates)
         iteration(model, optimizer, 0)
         on.places[drive].fault = fault = FailAt(action, number, code)
         caught: StorageError | None = None
@@ -101,30 +105,35 @@ def check(action: str, drive: int, number: int, code: int) -> bool | None:
 @pytest.mark.parametrize(
     "action", ["write", *(pytest.param(name, marks=pytest.mark.deep) for name in ("read", "flush"))]
 )
-def test_after_an_error_of_a_drive_the_iteration_can_be_made_again(action: str) -> None:
-    counts = [each[action] for each in actions()]
+@pytest.mark.parametrize("updates", COMMITS)
+def test_after_an_error_of_a_drive_the_iteration_can_be_made_again(
+    updates: str, action: str
+) -> None:
+    counts = [each[action] for each in actions(updates)]
     assert min(counts) > 0
     numbers = {(drive, number) for drive, count in enumerate(counts) for number in {0, count // 2}}
-    whole = [check(action, drive, number, errno.EIO) for drive, number in sorted(numbers)]
+    whole = [check(updates, action, *each, errno.EIO) for each in sorted(numbers)]
     assert whole.count(True) >= 1
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("updates", COMMITS)
 @pytest.mark.parametrize("action", ["read", "write", "flush"])
-def test_every_action_of_an_iteration(action: str) -> None:
-    counts = [each[action] for each in actions()]
+def test_every_action_of_an_iteration(action: str, updates: str) -> None:
+    counts = [each[action] for each in actions(updates)]
     whole = [
-        check(action, drive, number, errno.EIO)
+        check(updates, action, drive, number, errno.EIO)
         for drive, count in enumerate(counts)
         for number in range(count)
     ]
     assert len(whole) == sum(counts) > 2
-    commits = 2  # of the gradients, when the step begins, and of the step
+    commits = COMMITS[updates]
     print(f"{action}: {len(whole)}, {whole.count(False)} uncertain, {whole.count(None)} copies")
     assert len(whole) - whole.count(True) == (0 if action == "read" else commits)
 
 
-def test_a_changed_parameter_is_not_lost_without_a_word() -> None:
+@pytest.mark.parametrize("updates", COMMITS)
+def test_a_changed_parameter_is_not_lost_without_a_word(updates: Any) -> None:
     """It is on the drives, in no generation yet, when a gradient cannot be written."""
 
     def change(model: nn.Sequential) -> None:
@@ -137,10 +146,10 @@ def test_a_changed_parameter_is_not_lost_without_a_word() -> None:
     change(plain)
     expected = [plain_bits.detach().clone() for plain_bits in plain.parameters()]
     refused = whole = 0
-    for number in range(0, actions()[0]["write"] + 8, 2):
+    for number in range(0, actions(updates)[0]["write"] + 8, 2 if updates == "at-step" else 6):
         with drives() as on:
             model, optimizer = made(on.store)
-            engine = nearstep.offload(model, optimizer, budget=BUDGET)
+            engine = nearstep.offload(model, optimizer, budget=BUDGET, updates=updates)
             iteration(model, optimizer, 0)
             on.places[0].fault = FailAt("write", number, errno.EIO)
             has_changed = False

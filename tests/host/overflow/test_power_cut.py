@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nearstep.storage.store import Store
+from nearstep.torch import in_backward
 from nearstep_sim.models.drive import Flush, MemoryBlocks, after_cut, every_cut
 
-from .jobs import URL, Drives, Job, card_url, everything, images
+from .jobs import EARLY, URL, Drives, Job, card_url, everything, images
 
 STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Backward updates each parameter by itself."""
+    monkeypatch.setattr(in_backward, "TOGETHER", 1)
+
+
 QUARTER = {"compression": 0.25}
 
 
@@ -55,6 +65,7 @@ def check_cuts(
 
 
 HOST = Job([(8, 4), (5,)])
+BACKWARD = replace(HOST, early=True)
 CARDS, MOMENTUM = Job([(20, 16), (5,)]), Job([(20, 16), (5,)], "momentum")
 """The first parameter takes several subgroups of a card."""
 
@@ -71,6 +82,8 @@ def on_cards(count: int) -> str:
 @rows(
     ("host", HOST, 2, 2, 5, 31, URL, {"memory": 1 << 14}, 20),
     ("processor", HOST, 2, 2, 5, 33, "host:", {"memory": 1 << 14}, 20),
+    ("host, in backward", BACKWARD, 2, 2, 5, 35, URL, {"memory": 1 << 14, **EARLY}, 20),
+    ("processor, in backward", BACKWARD, 2, 2, 5, 36, "host:", {"memory": 1 << 14, **EARLY}, 20),
     ("cards", CARDS, 2, 2, 6, 41, on_cards(2), {}, 20),
     ("cards, with what error feedback holds back", CARDS, 2, 2, 7, 44, on_cards(2), QUARTER, 20),
 )
@@ -84,6 +97,8 @@ def test_a_step_at_some_writes(row: tuple[Any, ...]) -> None:
     ("host-1", HOST, 1, 16, 1, 32, URL, {"memory": 1 << 14}, 200),
     ("host-2", HOST, 2, 16, 1, 32, URL, {"memory": 1 << 14}, 200),
     ("processor", HOST, 2, 16, 1, 34, "host:", {"memory": 1 << 14}, 200),
+    ("host, in backward", BACKWARD, 2, 16, 1, 35, URL, {"memory": 1 << 14, **EARLY}, 200),
+    ("processor, in backward", BACKWARD, 2, 16, 1, 36, "host:", {"memory": 1 << 14, **EARLY}, 200),
     ("cards-1", CARDS, 1, 16, 1, 42, on_cards(1), {}, 200),
     ("cards-2", CARDS, 2, 16, 1, 42, on_cards(2), {}, 200),
     ("pairs", MOMENTUM, 2, 4, 2, 43, on_cards(2), {**QUARTER, "error_feedback": False}, 100),

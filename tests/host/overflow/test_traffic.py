@@ -8,8 +8,9 @@ import pytest
 
 from nearstep.plan.overflow import Array, Eviction, OverflowPlan
 from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.torch import in_backward
 
-from .jobs import DIMM, URL, Job, drives, everything
+from .jobs import DIMM, EARLY, URL, Job, drives, everything
 
 SHAPES = [(64, 32), (32, 32), (64, 48), (32, 64), (64, 16), (32, 96)]
 """Whole blocks, and whole stripes of both channels."""
@@ -95,3 +96,16 @@ def test_small_parameters_of_the_processor_are_updated_together_as_memory_allows
             expected = job.after("host:", 2)
             assert everything(parameters, optimizer) == expected
     assert found == [24, 12, 4], "each alone, two together, each group"
+
+
+def test_belady_knows_the_order_of_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_backward, "TOGETHER", 1)
+    job, reads = Job([(40, 32)] * 6, early=True), {}
+    for eviction in ("updated_first", "belady"):
+        with drives() as on:
+            options = {"memory": 65_536, "eviction": eviction, **EARLY}
+            parameters, optimizer = job.trained(URL, 2, drives=on.store, **options)
+            before = optimizer.traffic.from_drives
+            job.go_on(parameters, optimizer, range(2, 4))
+            reads[eviction] = optimizer.traffic.from_drives - before
+    assert 0 < reads["belady"] < reads["updated_first"]

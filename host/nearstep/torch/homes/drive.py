@@ -178,8 +178,9 @@ class DriveHome(DurableHome[StripedSegment]):
         return self._has_changes or super()._is_dirty
 
     def _is_restored(self, parameter: DeviceParameter) -> bool:
-        """Whether a rollback reads a parameter from the drives: a copy would take memory."""
-        return self._in_place and not (parameter.is_small or parameter.keeps_master)
+        """Whether a rollback reads a parameter on the host from the drives: a copy would take
+        memory."""
+        return self._in_place and parameter.is_on_host and not parameter.is_small
 
     def _clean(self) -> None:
         super()._clean()
@@ -189,14 +190,17 @@ class DriveHome(DurableHome[StripedSegment]):
         savepoint.keep(each for each in parameters if not self._is_restored(each))
 
     def restore(self, parameters: Iterable[DeviceParameter]) -> None:
-        for each in filter(self._is_restored, parameters):
+        for each in parameters:
             each.read_again()
 
     def load_unit(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
         """Load arrays of a unit into memory, since they are about to be updated."""
         segment.reserve(arrays)
+        for name in arrays if self._in_place else ():
+            self._wait_for(segment, name)  # written from there, if updated before in this step
         items = [self._array(segment, name) for name in arrays]
         made = [each for each in items if not self._is_loaded(segment, each.name)]
+        self._plan.descends = self.is_open
         try:
             moves = self._plan.update(items, made)
         except NoRoomError:
@@ -217,7 +221,10 @@ class DriveHome(DurableHome[StripedSegment]):
         for name, flat, completions in reads:
             for completion in completions:
                 completion.wait()
+            begun = 0 if self.watch is None else self.watch.now
             segment.put(name, flat)
+            if self.watch is not None:
+                self.watch.moved(segment, name, begun, stores=False)
 
     def prefetch(self, later: Sequence[tuple[StripedSegment, Mapping[str, float]]]) -> None:
         """Begin to read arrays of the next unit that are not in memory; in memory of this process,
@@ -295,6 +302,7 @@ class DriveHome(DurableHome[StripedSegment]):
         """Begin to write an array that is in memory; of parameters that the host has, from there:
         what the host lends to the device is nowhere else."""
         place, flat = StoredArray(segment, name), None
+        since = 0 if self.watch is None else self.watch.now
         for each, (start, count) in zip(segment.parameters, segment.spans, strict=True):
             _, first, last = segment.span(name, start, start + count)
             if name == "p" and each.is_on_host:
@@ -309,6 +317,8 @@ class DriveHome(DurableHome[StripedSegment]):
             begun = place.begin_write(first, data)
             self._writes += [(segment, name, completion, data) for completion in begun]
         segment.dirty.discard(name)
+        if self.watch is not None:
+            self.watch.moved(segment, name, since, stores=True)
         if not self._in_place:
             self._wait(WRITES)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +30,13 @@ from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.homes.host_changes import ChangedParameterError
 from nearstep.torch.homes.opening import OpenStore, keys
 from nearstep.torch.homes.resume import REPLACES, Made
-from nearstep.torch.homes.segments import GRADIENTS, HELD_BACK, DriveSegment, HeldStore
+from nearstep.torch.homes.segments import (
+    GRADIENTS,
+    HELD_BACK,
+    DriveSegment,
+    HeldStore,
+    StripedSegment,
+)
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import StepPlan
@@ -49,18 +56,22 @@ class Savepoint:
         of_device = [each for each in states.values() if isinstance(each, ParameterState)]
         self._restore = [each.savepoint() for each in parameters]
         self._restore += [each.savepoint() for each in of_device]
-        self._copies: list[tuple[Tensor, Tensor]] = []
+        self._copies: dict[Tensor, Tensor] = {}
+
+    def __contains__(self, parameter: DeviceParameter) -> bool:
+        """Whether there is a copy of a parameter."""
+        return parameter.parameter in self._copies
 
     def keep(self, parameters: Iterable[DeviceParameter]) -> None:
         """Copy the parameters that the host has, before an update."""
         for each in parameters:
             if not each.offloaded:
-                self._copies.append((each.parameter, each.parameter.detach().clone()))
+                self._copies[each.parameter] = each.parameter.detach().clone()
 
     def restore(self) -> None:
         """Restore state and parameters. The device's memory is empty."""
         with torch.no_grad():
-            for parameter, copy in self._copies:
+            for parameter, copy in self._copies.items():
                 parameter.copy_(copy)
         for restore in self._restore:
             restore()
@@ -68,22 +79,44 @@ class Savepoint:
         self._states.update(self._found)
 
 
-class FailedStep(NamedTuple):
-    """A failed step, to be rolled back unless its generation was committed.
+@dataclass
+class BegunStep:
+    """A step that has begun: if it fails it is rolled back, unless its generation was committed.
 
     Attributes
     ----------
-    parameters : of the step.
+    parameters : that it has updated, or has begun to.
     generation : before the step's last commit: if the drives have another, the step counts.
     is_lost : whether changes of parameters are lost; None: a generation has all of them.
+    early : it has updates in backward, whose gradients are freed.
     recovers : steps can run after the rollback.
     """
 
     savepoint: Savepoint
-    parameters: Sequence[DeviceParameter]
+    parameters: list[DeviceParameter]
     generation: int
     is_lost: bool | None
-    recovers: bool
+    early: bool
+    recovers: bool = True
+
+
+class Watch(Protocol):
+    """Records what a home does."""
+
+    @property
+    def now(self) -> int:
+        """Cycle of the device; 0 without a clock."""
+
+    def moved(self, segment: StripedSegment, array: str, begun: int, *, stores: bool) -> None:
+        """Record a transfer of a whole array, in memory of the device, from or to the drives.
+
+        Parameters
+        ----------
+        begun : cycle of the device before it transferred the array.
+        """
+
+    def stepped(self) -> None:
+        """Record the update of a unit."""
 
 
 class DurableHome(DeviceHome, Generic[AnySegment]):
@@ -94,6 +127,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     drives : the store that the segments share.
     segments : in the order of their updates in a step.
     recovers : a rollback repairs every failure of the device, since the drives have all data.
+    watch : told of transfers and updates, while they are recorded.
     """
 
     is_durable = True
@@ -105,9 +139,11 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         super().__init__(table.device, table.formats, table.traffic)
         self.drives = HeldStore(opened.store, owns=opened.owns)
         self.segments: list[AnySegment] = []
+        self.watch: Watch | None = None
         self._source = opened.source
         self._replaces = opened.replaces
-        self._failed: FailedStep | None = None
+        self._failed: BegunStep | None = None
+        self._open: BegunStep | None = None
 
     @property
     @abstractmethod
@@ -139,7 +175,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         """Save in `savepoint` what a rollback of an update of these needs."""
 
     def restore(self, parameters: Iterable[DeviceParameter]) -> None:
-        """Restore these parameters on the host after a rollback."""
+        """Restore these parameters on the host, of which there is no copy, after a rollback."""
 
     @abstractmethod
     def load_unit(self, segment: AnySegment, arrays: Mapping[str, float]) -> None:
@@ -220,8 +256,23 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             for segment in self.segments:
                 segment.in_step = False
 
-    def step(self, owner: Owner, plan: StepPlan, apply: Callable[[StepPlan], bool]) -> bool:
+    @property
+    def is_open(self) -> bool:
+        """Whether backward has made updates that no generation has."""
+        return self._open is not None
+
+    def step(
+        self,
+        owner: Owner,
+        plan: StepPlan,
+        apply: Callable[[StepPlan], bool],
+        *,
+        ends: bool = True,
+    ) -> bool:
         """Update one unit of parameters after the other, and commit a generation of all.
+
+        Updates in backward (`ends` is False) leave the step open: a later call goes on with it, and
+        the last one commits. Errors, and `give_up`, roll all of them back.
 
         An error restores the state before the step, unless the device failed and had data that the
         drives have not. If the drives do not answer, they are read again at the optimizer's next
@@ -230,16 +281,12 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         changes of offloaded parameters are lost; with lost parameters steps are refused.
         """
         table, states = owner.table, owner.state
-        singles = plan.singles()
-        is_lost: bool | None = any(
-            "p" in segment.dirty and any(each.offloaded for each in segment.parameters)
-            for segment in self.segments
-        )
-        generation = self.drives.store.generation
-        savepoint = Savepoint(states, table.parameters.values())
+        singles, begins = plan.singles(), self._open is None
+        step = self._open or self._begin(owner, early=not ends)
+        step.parameters += singles
         try:
             with self._in_step():
-                for state in states.values():
+                for state in states.values() if begins else ():
                     if isinstance(state, ParameterState) and state.store is not None:
                         state.flush()
                 counted = table.traffic.as_dict()
@@ -247,28 +294,53 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 first: list[tuple[Any, Any]] = [(each, unit.needed()) for each, unit in units]
                 self.prefetch(first)
                 for anew in (False, True):
-                    self.prepare(singles, anew=anew)
-                    if self._is_dirty:
-                        made = _made(self.drives.store)
-                        self._commit(owner, Made(made.steps, made.changes + 1))
-                    generation, is_lost = self.drives.store.generation, None
+                    if begins:  # a change that is found later is rolled back with the step
+                        self.prepare(singles if ends else table.parameters.values(), anew=anew)
+                        if self._is_dirty:
+                            made = _made(self.drives.store)
+                            self._commit(owner, Made(made.steps, made.changes + 1))
+                        step.generation, step.is_lost = self.drives.store.generation, None
+                        self._open = None if ends else step
                     try:
-                        self._update(savepoint, plan, apply)
+                        self._update(step.savepoint, plan, apply)
                         break
                     except ChangedParameterError:
                         if anew:
                             raise
-                        is_lost = False  # the host is unchanged
+                        step.is_lost = False  # the host is unchanged
                         self.roll_back()
-                        savepoint.restore()
+                        step.savepoint.restore()
                         table.recover()
                         table.traffic.go_back(counted)
-                self._commit(owner, Made(_made(self.drives.store).steps + 1, 0))
+                if ends:
+                    self._commit(owner, Made(_made(self.drives.store).steps + 1, 0))
+                    self._open = None
         except BaseException as error:
-            recovers = self.recovers or isinstance(error, StorageError)
-            self._failed = FailedStep(savepoint, singles, generation, is_lost, recovers)
-            self._undo(table, self._failed, error)
+            step.recovers = self.recovers or isinstance(error, StorageError)
+            self._failed, self._open = step, None
+            self._undo(table, step, error)
             raise
+        return True
+
+    def _begin(self, owner: Owner, *, early: bool) -> BegunStep:
+        is_lost = any(
+            "p" in segment.dirty and any(each.offloaded for each in segment.parameters)
+            for segment in self.segments
+        )
+        savepoint = Savepoint(owner.state, owner.table.parameters.values())
+        return BegunStep(savepoint, [], self.drives.store.generation, is_lost, early)
+
+    def give_up(self, table: StateTable) -> bool:
+        """Roll back the updates that backward has made since the last step; return whether there
+        were any."""
+        if self._open is None:
+            return False
+        self._failed, self._open = self._open, None
+        self._failed.recovers = table.interrupted is None
+        try:
+            self._finish_undo(table, self._failed)
+        except StorageError as error:
+            table.interrupt(table.parameters.values(), error)
         return True
 
     def _update(
@@ -283,9 +355,11 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             self.load_unit(*needed[index])
             self.prefetch(needed[index + 1 : index + 1 + AHEAD_UNITS])
             apply(unit)
+            if self.watch is not None:
+                self.watch.stepped()
             self.updated(*needed[index])
 
-    def _undo(self, table: StateTable, failed: FailedStep, error: BaseException) -> None:
+    def _undo(self, table: StateTable, failed: BegunStep, error: BaseException) -> None:
         """Roll back a step now, or at the next use if the drives do not answer."""
         if failed.is_lost:
             table.interrupt(table.parameters.values(), error)
@@ -304,7 +378,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             self.drives.release()  # after a timeout a transfer may still run
 
     def _finish_undo(
-        self, table: StateTable, failed: FailedStep, error: BaseException | None = None
+        self, table: StateTable, failed: BegunStep, error: BaseException | None = None
     ) -> None:
         """Restore the state before a failed step, or after it if its generation counts."""
         counts = self.drives.store.generation != failed.generation
@@ -314,9 +388,13 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             self.roll_back()
             failed.savepoint.restore()
             if failed.is_lost is None:
-                self.restore(failed.parameters)
+                self.restore(each for each in failed.parameters if each not in failed.savepoint)
             elif not counts:
                 self._lose_gradients(table, error)
+        if failed.early and not counts:
+            for each in table.parameters.values():
+                if each.held is not None:
+                    each.spend_gradient()
         self._failed = None
         if failed.recovers and (counts or not failed.is_lost):
             table.recover()
@@ -329,7 +407,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def write_failed(self, table: StateTable, error: Exception) -> None:
         """Recover from a failed write to the drives outside of a step: as of
         `DeviceOptimizer.write_failed`."""
-        if not isinstance(error, StorageError):
+        if not isinstance(error, StorageError) or self.give_up(table):
             return
         others = any(segment.dirty.difference(GRADIENTS) for segment in self.segments)
         self._lose_gradients(table, error)
@@ -350,9 +428,9 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def load_checkpoint(self, owner: Owner, load: Callable[[], None]) -> None:
         """Load a checkpoint by `load`, and commit it."""
         table = owner.table
-        if table.interrupted is not None:
+        if table.interrupted is not None or self.is_open:
             self.roll_back()
-        self._failed = None
+        self._failed = self._open = None
         table.interrupted = "load_state_dict"  # cleared by the caller
         try:
             load()

@@ -77,7 +77,7 @@ class ParameterCache:
         self.sent = 0
         self.recording = None
         self.spill: Callable[[], bool] = lambda: False
-        self.give_up: Callable[[], None] = lambda: None
+        self.give_up: Callable[[], bool] = lambda: False
         self.shadow: Shadow | None = None
         self.watch: ModelTracer | None = None
         self._direct: MutableSet[ComputeCopy] = set()  # read in place, so not charged
@@ -249,8 +249,7 @@ class ParameterCache:
     def check_old(self, copy: ComputeCopy, reason: str) -> None:
         """Raise `EarlyUpdateError` if backward has updated the parameter since the last
         `step()`."""
-        if copy.updated:
-            self.give_up()
+        if copy.updated and self.give_up():
             raise EarlyUpdateError(copy.name, reason)
 
     def make_room(self, nbytes: int, what: str, hint: str = "") -> None:

@@ -223,6 +223,13 @@ class ComputeCopy:
                 self.optimizer.write_failed(error)
                 raise
 
+    def push_changes(self) -> None:
+        """Send a present parameter to the owner if the program has changed it; it stays present."""
+        if self.present and not (self.resident.offloaded or self._is_unchanged):
+            self.settle()
+            with torch._C.DisableTorchFunctionSubclass():
+                self.resident.arrived(self.parameter)
+
     @property
     def _is_unchanged(self) -> bool:
         """Whether a parameter on an accelerator is as fetched, by torch's version: a comparison of

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nearstep.torch.errors import EarlyUpdateError, UnsupportedOptionError
-from nearstep.torch.in_backward import have_changed, options_of
+from nearstep.torch.in_backward import WHOLE_STEPS, have_changed, options_of
 from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.optimizer import DeviceOptimizer
 
@@ -18,7 +18,7 @@ class EarlyUpdates:
 
     Parameters
     ----------
-    optimizer : without clipping, which needs all gradients first, and without drives.
+    optimizer : without clipping, which needs all gradients first, and without drives of cards.
 
     Raises
     ------
@@ -31,12 +31,9 @@ class EarlyUpdates:
             raise UnsupportedOptionError(
                 "max_grad_norm", bound, "it needs all gradients first, use updates='at-step'"
             )
-        if optimizer.store is not None:
-            raise UnsupportedOptionError(
-                "updates",
-                "in-backward",
-                "drives are consistent only after a whole step, use updates='at-step'",
-            )
+        self._rolls_back = optimizer.store is not None
+        if self._rolls_back and optimizer.device.drive_places:
+            raise UnsupportedOptionError("updates", "in-backward", WHOLE_STEPS)
         self._optimizer = optimizer
         self._modules: dict[Tensor, Sequence[Tensor]] = {}
         for module in model.modules():
@@ -68,7 +65,9 @@ class EarlyUpdates:
 
     def _is_waiting(self, parameter: Tensor) -> bool:
         found = self._waiting.get(parameter)
-        return found is not None and found.resident.held is not None
+        return found is not None and (
+            found.resident.held is not None or found.raw_gradient() is not None
+        )
 
     def before_step(self) -> None:
         """Raise `EarlyUpdateError` if options or scaling have changed since the early updates."""
@@ -86,12 +85,17 @@ class EarlyUpdates:
         """Reset the marks of early updates after a complete step."""
         self._forget(release=False)
 
-    def give_up(self) -> None:
-        """Invalidate the early updates: the optimizer refuses steps until a checkpoint is
-        loaded."""
-        if self._updated:
+    def give_up(self) -> bool:
+        """Invalidate the early updates; return whether there were any.
+
+        With drives they are rolled back, otherwise the optimizer refuses steps until a checkpoint
+        is loaded.
+        """
+        found = self._optimizer.keeps_updates and (bool(self._updated) or self._rolls_back)
+        if found:
             self._optimizer.interrupt(EarlyUpdateError.__name__)
-        self._forget(release=True)
+        self._forget(release=not self._rolls_back)
+        return found
 
     def _forget(self, *, release: bool) -> None:
         for copy in self._updated:

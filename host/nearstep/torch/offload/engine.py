@@ -157,6 +157,7 @@ class Engine:
             self._gradients.compresses = self._optimizer
         if self._early is not None:
             self._space.give_up = self._early.give_up
+            self._gradients.stay = self._optimizer.store is not None
         if self._wrapper is not None:
             self._average(self._wrapper, copies)
         self._uses = AccessHooks(self._space, self._gradients)
@@ -313,8 +314,8 @@ class Engine:
         Raises
         ------
         ArgumentError, PlatformError : the platform lacks a part or a figure.
-        UnsupportedOptionError : the optimizer has drives or compresses gradients, or parameters are
-            not on the CPU.
+        UnsupportedOptionError : the optimizer has drives of cards or compresses gradients, or
+            parameters are not on the CPU.
         RecordingError : a recording is open, or the engine is closed.
         """
         if self.closed or self._space.recording is not None:
@@ -323,21 +324,33 @@ class Engine:
             raise UnsupportedOptionError(
                 "record", self._names.device, "layers compute on the CPU while they are recorded"
             )
-        if self._optimizer.store is not None:
-            raise UnsupportedOptionError("drives", "given", "transfers of drives are not recorded")
+        store = self._optimizer.store
+        if store is not None and self._optimizer.device.drive_places:
+            reason = "transfers of cards' drives are not recorded"
+            raise UnsupportedOptionError("drives", "given", reason)
         compression = self._optimizer.settings.compression
         if compression is not None:
             reason = "transfers of compressed gradients are not recorded"
             raise UnsupportedOptionError("compression", compression.share, reason)
         device = self._optimizer.device
-        machine = Machine.of(platform, device, compute, memory, hertz, host_params_per_s)
-        recording = Recording(device, machine, self.budget, overlaps=overlaps)
+        drives = 0 if store is None else len(store.drives)
+        machine = Machine.of(platform, device, compute, memory, hertz, host_params_per_s, drives)
+        recording = Recording(
+            self._optimizer.table,
+            self._space.copies,
+            machine,
+            self.budget,
+            overlaps=overlaps,
+            sends=self._gradients.stay,
+        )
         self._space.recording = recording
+        self._optimizer.watch(recording)
         try:
             with recording.computation:
                 yield recording
         finally:
             self._space.recording = None
+            self._optimizer.watch(None)
             recording.finish()
 
     def __enter__(self) -> Self:
@@ -367,15 +380,21 @@ class Engine:
             self._early.arrived(copy, self._update_early)
 
     def _update_early(self, copies: Sequence[ComputeCopy]) -> None:
+        rolls_back = self._gradients.stay
+        if rolls_back and not self._optimizer.keeps_updates:
+            for copy in self._space.copies:  # a rollback keeps what the program has changed
+                copy.push_changes()
         stay = [copy for copy in copies if copy.present and not self._space.released(copy)]
         with self._apart(stay):
             self._optimizer.update_early({copy.parameter for copy in copies})
-        self._record_step()
-
-    def _record_step(self) -> None:
-        if self._space.recording is not None:
-            names = {copy.resident.extent: copy.name for copy in self._space.copies}
-            self._space.recording.stepped(self._optimizer.table.executor, names)
+        recording = self._space.recording
+        if recording is not None:
+            if rolls_back:
+                recording.spent(sum(copy.counted for copy in copies))
+            else:
+                recording.stepped()
+        for copy in copies if rolls_back else ():
+            self._gradients.spend(copy)
 
     @contextmanager
     def _around_update(self) -> Iterator[None]:
@@ -394,7 +413,8 @@ class Engine:
             with self._apart(self._space.release_all()):
                 yield
             if self._space.recording is not None:
-                self._record_step()
+                if self._optimizer.store is None:
+                    self._space.recording.stepped()
                 self._space.recording.finish()
             if plan is not None:
                 self._end_watch()

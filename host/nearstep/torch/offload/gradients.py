@@ -42,6 +42,8 @@ class Gradients:
     averages : averages gradients before they are sent, if there are other workers.
     compresses : the optimizer, if the optimizer compresses gradients.
     keeps_whole : gradients are not compressed before the step, so that others can be added.
+    stay : gradients stay on the compute device until they update their parameters in backward, on
+        an optimizer that can roll such updates back.
     """
 
     def __init__(self, space: ParameterCache, arrived: Callable[[ComputeCopy], None]) -> None:
@@ -51,7 +53,7 @@ class Gradients:
         self._given_up: ComputeCopy | None = None
         self.averages: Averager | None = None
         self.compresses: DeviceOptimizer | None = None
-        self.keeps_whole = False
+        self.keeps_whole = self.stay = False
         space.spill = self._spill
 
     def expect(self, uses: Iterable[tuple[ComputeCopy, object]]) -> None:
@@ -136,7 +138,8 @@ class Gradients:
             return  # part of a graph, or invalid: the step raises
         with self._space.aside():
             self._space.check_old(copy, "another backward has made a gradient of it")
-            self._send(copy, gradient)
+            if not self.stay:
+                self._send(copy, gradient)
             self._arrived(copy)
 
     def _average(self, averages: Averager, copy: ComputeCopy, gradient: Tensor) -> None:
@@ -153,8 +156,15 @@ class Gradients:
         copy.resident.release_gradient()
         copy.set_raw_gradient(averaged)
         self._recount(copy, averaged)
-        self._send(copy, averaged)
+        if not self.stay:
+            self._send(copy, averaged)
         self._arrived(copy)
+
+    def spend(self, copy: ComputeCopy) -> None:
+        """Free a gradient that has updated its parameter."""
+        copy.set_raw_gradient(None)
+        self._recount(copy, None)
+        copy.resident.spend_gradient()
 
     def read(self, copy: ComputeCopy) -> Tensor | None:
         """Return `grad` of a parameter; fetch it if the owner holds it.
@@ -168,7 +178,7 @@ class Gradients:
         if held is None:
             return copy.raw_gradient()
         if isinstance(held, SparseGradient):
-            expected = "left unread until optimizer.zero_grad(), since backward compresses it"
+            expected = f"left unread until optimizer.zero_grad(), since {held.reason}"
             raise GradientError(copy.name, expected, "read")
         self._space.check_old(copy, "its gradient is read before optimizer.step()")
         hint = "; to clip on the device, give the optimizer max_grad_norm"
@@ -326,7 +336,8 @@ class Gradients:
             self.averages.abandon()
         if self._space.watch is not None:
             self._space.watch.restart()
-        self._given_up = next((copy for copy in self._space.copies if copy.updated), None)
+        if not self.stay:
+            self._given_up = next((copy for copy in self._space.copies if copy.updated), None)
         self._space.give_up()
         self.end_pass(task)
 
@@ -376,11 +387,13 @@ class _Pass:
 
 
 def _check_alone(copy: ComputeCopy) -> None:
-    """Raise `GradientError` if the held gradient is compressed, so that nothing can be added."""
-    if isinstance(copy.resident.held, SparseGradient):
+    """Raise `GradientError` if the held gradient is compressed or freed, so that nothing can be
+    added."""
+    held = copy.resident.held
+    if isinstance(held, SparseGradient):
         expected = (
             "reset (optimizer.zero_grad()) before another backward, or made in "
-            "engine.accumulate(), since it was compressed"
+            f"engine.accumulate(), since {held.reason}"
         )
         raise GradientError(copy.name, expected, "added to")
 

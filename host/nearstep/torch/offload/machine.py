@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -24,6 +25,7 @@ class Machine:
     params_per_s : update rate of one channel, in parameters per second.
     hertz : clock rate of the optimizer's device; None without a clock, where the platform gives the
         times of transfers and updates.
+    drives : names of the drives that state is on.
     """
 
     platform: Platform
@@ -31,6 +33,7 @@ class Machine:
     memory: str
     params_per_s: float
     hertz: float | None
+    drives: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -41,6 +44,7 @@ class Machine:
         memory: str | None = None,
         hertz: float | None = None,
         host_params_per_s: float | None = None,
+        drives: int = 0,
     ) -> Self:
         """Return the machine of named parts; a part not given must be the only candidate.
 
@@ -50,6 +54,7 @@ class Machine:
         device : device of the optimizer.
         host_params_per_s : update rate of a processor without fp32 FLOP/s, if the platform lacks
             it.
+        drives : number of the optimizer's drives.
         hertz : clock rate of the device. None: the rate at which one beat per cycle is the
             bandwidth of a channel of the DIMM.
 
@@ -96,8 +101,16 @@ class Machine:
             hertz = beats if hertz is None else hertz
             if hertz is None:
                 raise ArgumentError(f"hertz must be given: {memory} of {found.name} is no DIMM")
+        if drives > len(found.drives):
+            there = len(found.drives)
+            raise ArgumentError(f"{found.name} must have {drives} drives or more, not {there}")
         machine = cls(
-            platform=found, compute=compute, memory=memory, params_per_s=rate, hertz=hertz
+            platform=found,
+            compute=compute,
+            memory=memory,
+            params_per_s=rate,
+            hertz=hertz,
+            drives=[*found.drives][:drives],
         )
         for channel in range(device.channel_count):
             for down in (True, False):
@@ -119,7 +132,7 @@ class Machine:
         With a clock the device times its channel and bus itself: only the other hops of the route
         are returned, at the same time. None: no other hop.
         """
-        memory = f"{self.memory}.{channel}" if self.memory in self.platform.dimms else self.memory
+        memory = self._of(channel)
         ends = (self.compute, memory) if down else (memory, self.compute)
         found = Transfer.between(self.platform, *ends, nbytes)
         if self.hertz is None:
@@ -130,6 +143,18 @@ class Machine:
             own.update(name for name, link in links.items() if self.memory in link.ends)
         route = tuple(hop for hop in found.route if hop.link not in own)
         return replace(found, route=route) if route else None
+
+    def _of(self, channel: int) -> str:
+        return f"{self.memory}.{channel}" if self.memory in self.platform.dimms else self.memory
+
+    def drive_seconds(self, nbytes: int, channel: int | None, *, stores: bool) -> float:
+        """Return the seconds of a transfer of bytes, striped over the drives, to or from a channel
+        of the memory; None: the compute device."""
+        share, other = -(-nbytes // len(self.drives)), self.compute
+        if channel is not None:
+            other = self._of(channel)
+        ends = [(other, each) if stores else (each, other) for each in self.drives]
+        return max(Transfer.between(self.platform, *each, share).seconds for each in ends)
 
     def update_seconds(self, elements: int) -> float | None:
         """Return the seconds of an update on one channel; None for a device with a clock."""

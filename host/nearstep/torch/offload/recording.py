@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
-from nearstep.placement import Extent
+from nearstep.placement import Extent, Segment
 from nearstep.torch.computation import Computation, is_in_backward
-from nearstep.torch.execution import StepExecutor
 from nearstep.torch.formats import gradient_array
 from nearstep.torch.homes.home import BUS, lane
+from nearstep.torch.homes.segments import StripedSegment
 from nearstep.torch.offload.compute_copy import ComputeCopy
 from nearstep.torch.offload.machine import Machine
 from nearstep.torch.step import RunKey
-from nearstep.updater.device import KernelDevice
+from nearstep.torch.table import StateTable
 from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Range
@@ -23,6 +23,9 @@ from nearstep.work.timeline import Timeline
 FETCH, SEND = -2, -1
 """Priorities, as in `nearstep.plan.iteration`: fetches, which computation waits for, are first;
 then gradients, so that channels can update."""
+
+DRIVES = "drives"
+"""Resource of transfers of the drives, which stripe each array and transfer one at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +94,11 @@ class Recording:
 
     Parameters
     ----------
-    device : of the optimizer.
+    table : of the optimizer.
+    copies : parameters of the engine.
     budget : of the compute device, in bytes.
     overlaps : False replays operations sequentially.
+    sends : gradients stay on the compute device until a step sends them.
 
     Attributes
     ----------
@@ -101,10 +106,19 @@ class Recording:
     """
 
     def __init__(
-        self, device: KernelDevice, machine: Machine, budget: int, *, overlaps: bool
+        self,
+        table: StateTable,
+        copies: Sequence[ComputeCopy],
+        machine: Machine,
+        budget: int,
+        *,
+        overlaps: bool,
+        sends: bool = False,
     ) -> None:
         self.computation = Computation(machine.processor)
-        self._device = device
+        self._table = table
+        self._copies = copies
+        self._sends = sends
         self._machine = machine
         self._budget = budget
         self._overlaps = overlaps
@@ -124,6 +138,8 @@ class Recording:
         self._used: dict[ComputeCopy, Operation] = {}
         self._fetched: dict[ComputeCopy, Sequence[Operation]] = {}
         self._leaving: list[_Leaving] = []
+        self._sent: list[Operation] = []  # gradients that steps have sent
+        self._stored: dict[tuple[Segment, str], Sequence[Operation]] = {}
 
     @property
     def timeline(self) -> Timeline:
@@ -182,7 +198,7 @@ class Recording:
     @property
     def now(self) -> int:
         """Cycle of the device; 0 without a clock."""
-        return self._device.cycles or 0
+        return self._table.device.cycles or 0
 
     def fetched(self, copy: ComputeCopy, begun: int) -> None:
         """Record the fetch of a parameter, already charged, begun at a cycle."""
@@ -240,36 +256,77 @@ class Recording:
             self._fetch_after += first.after
             self._needed += first.after
 
-    def stepped(self, executor: StepExecutor, names: Mapping[Extent, str]) -> None:
-        """Record the last step of an executor.
+    def spent(self, nbytes: int) -> None:
+        """Record that gradients which the last steps have sent are no longer charged."""
+        self._leave(nbytes, self._sent)
+        self._sent = []
 
-        Parameters
-        ----------
-        names : names of parameters, by extent.
+    def moved(self, segment: StripedSegment, array: str, begun: int, *, stores: bool) -> None:
+        """Record a transfer of an array between memory and drives: as of `homes.durable.Watch`.
+
+        Other times than that of the drives and of the device's memory are no part of it.
         """
-        launches, timeline, hertz = executor.launches, executor.timeline, self._machine.hertz
-        ends = [[names.get(each.extents[at], "others") for at in (0, -1)] for each in launches]
+        names = self._named([each.extent for each in segment.parameters])
+        made = self._transfers(
+            f"{'store' if stores else 'load'} {array} of {names}",
+            segment.whole,
+            array,
+            begun,
+            down=not stores,
+            after=() if stores else self._stored.get((segment, array), ()),
+            drives=True,
+        )
+        if stores:
+            self._stored[segment, array] = made
+
+    def _named(self, *runs: Sequence[Extent]) -> str:
+        """Name the first and the last of the parameters with the extents of each run."""
+        known = {copy.resident.extent: copy.name for copy in self._copies}
+        names = (known.get(run[at], "others") for run in runs for at in (0, -1))
+        return " to ".join(dict.fromkeys(names))
+
+    def stepped(self) -> None:
+        """Record the last step."""
+        executor, hertz = self._table.executor, self._machine.hertz
+        launches, timeline = executor.launches, executor.timeline
         if hertz is not None and timeline is not None:
-            whole = " to ".join(dict.fromkeys(name for own in ends for name in own))
+            whole = self._named(*(each.extents for each in launches))
             made: dict[int, Operation] = {}
             for entry in sorted(timeline.entries, key=lambda each: each.operation.index):
                 old = entry.operation
+                sends = self._sends and old.name.startswith("send ")
                 made[old.index] = self._add(
                     f"update {whole}" if old.name.startswith("run ") else old.name,
                     *old.holds,
                     reads=old.reads,
                     writes=old.writes,
-                    after=[made[need] for need in old.needs if need in made],
+                    after=[
+                        *(made[need] for need in old.needs if need in made),
+                        *(self._computed if sends else ()),
+                    ],
                     priority=old.priority,
                     seconds=entry.duration / hertz,
                 )
+                self._sent += [made[old.index]] if sends else ()
             return
-        for launch, own in zip(launches, ends, strict=True):
-            key = cast(RunKey, launch.key)
+        for launch in launches:
+            key, own = cast(RunKey, launch.key), self._named(launch.extents)
             gradient = gradient_array(key.gradient_format)
+            for channel, part in launch.parts.items() if self._sends else ():
+                self._sent.append(
+                    self._add(
+                        f"send {own}",
+                        BUS,
+                        lane(channel),
+                        writes=[Range.of(part[gradient])],
+                        after=self._computed,
+                        transfer=self._machine.transfer(part[gradient].nbytes, channel, down=True),
+                        priority=SEND,
+                    )
+                )
             for channel, part in launch.parts.items():
                 self._add(
-                    f"update {' to '.join(dict.fromkeys(own))}",
+                    f"update {own}",
                     lane(channel),
                     reads=[Range.of(part[gradient])],
                     writes=[Range.of(each) for name, each in part.items() if name != gradient],
@@ -285,27 +342,41 @@ class Recording:
         *,
         down: bool,
         after: Sequence[Operation],
+        drives: bool = False,
     ) -> list[Operation]:
-        """Add the transfers of an array, one for each channel.
+        """Add the transfers of an array, one for each channel; of one that is on the drives alone,
+        one between these and the compute device.
 
         Parameters
         ----------
         begun : cycle of the device at which the sequential transfers began, with a clock.
+        drives : the array is transferred between memory and drives.
         """
-        hertz, cycles = self._machine.hertz, self.now - begun
+        machine, hertz, cycles = self._machine, self._machine.hertz, self.now - begun
+        if extent.segment.elsewhere(array) is not None:
+            stop = extent.start + extent.count
+            _, first, last = extent.segment.span(array, extent.start, stop)
+            nbytes = (last - first) * extent.segment.dtype_of(array).itemsize
+            after = [*after, *self._stored.get((extent.segment, array), ())]
+            priority = SEND if down else FETCH
+            time = machine.drive_seconds(nbytes, None, stores=down)
+            return [self._add(name, DRIVES, after=after, seconds=time, priority=priority)]
         parts = list(extent.segment.parts(array, extent.start, extent.start + extent.count))
         whole = sum(view.nbytes for _, view in parts)
         made = []
         for channel, view in parts:
-            transfer = self._machine.transfer(view.nbytes, channel, down=down)
+            transfer = None if drives else machine.transfer(view.nbytes, channel, down=down)
             seconds = None
+            if drives:
+                seconds = machine.drive_seconds(view.nbytes, channel, stores=not down)
             if hertz is not None:
-                beyond = 0.0 if transfer is None else transfer.seconds
+                beyond = seconds or (0.0 if transfer is None else transfer.seconds)
                 seconds, transfer = max(cycles * view.nbytes / whole / hertz, beyond), None
             where = [Range.of(view)]
             made.append(
                 self._add(
                     name,
+                    *([DRIVES] if drives else []),
                     BUS,
                     lane(channel),
                     reads=[] if down else where,
@@ -313,7 +384,7 @@ class Recording:
                     after=after,
                     seconds=seconds,
                     transfer=transfer,
-                    priority=SEND if down else FETCH,
+                    priority=SEND if down else 0 if drives else FETCH,
                 )
             )
         return made
