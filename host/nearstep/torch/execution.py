@@ -37,8 +37,8 @@ class StepExecutor:
     Attributes
     ----------
     pair_spaces : memory for compressed gradients.
-    timeline : of the last step; None before the first, and on a device without a clock.
-    launches : runs of the last step; none if the step was skipped, or failed.
+    timelines : of the graphs of the last step, in order; none on a device without a clock.
+    launches : of the last `make`; none if the step was skipped, or failed.
     """
 
     def __init__(
@@ -50,16 +50,26 @@ class StepExecutor:
         home: DeviceHome,
     ) -> None:
         self.pair_spaces: dict[Segment, PairSpace] = {}
-        self.timeline: Timeline | None = None
+        self.timelines: list[Timeline] = []
+        self._taken = 0
         self.launches: Sequence[Launch] = ()
         self.home = home
         self._device = device
         self._placement = placement
         self._settings = settings
         self._traffic = traffic
-        self._timelines: list[Timeline] = []  # of the present step
         self._working = 0
         self._begun = 0.0
+
+    def clear(self) -> None:
+        """Forget the timelines of the last step."""
+        self.timelines.clear()
+        self._taken = 0
+
+    def take_timelines(self) -> Sequence[Timeline]:
+        """Return the timelines of the graphs since the last call."""
+        first, self._taken = self._taken, len(self.timelines)
+        return self.timelines[first:]
 
     def make(self, plan: StepPlan, sends: Sends, begun: list[AcceleratedRuns]) -> Results | None:
         """Make a step: send all arrays, scan the gradients if necessary, and run the rules.
@@ -111,8 +121,6 @@ class StepExecutor:
                 add = partial(operations.update, work=work, factor=factor, begin=begin)
                 self.execute(operations, begun, range(max(map(len, work), default=0)), add)
         finally:
-            self.timeline = Timeline.joined(self._timelines) if self._timelines else None
-            self._timelines.clear()
             home.close()
         sends.sent()
         self._count(begun)
@@ -159,7 +167,7 @@ class StepExecutor:
         operations.executed()
         if self._device.cycles is not None:
             timeline = execution.timeline
-            self._timelines.append(timeline)
+            self.timelines.append(timeline)
             self._count_cycles(kernel_cycles(timeline, self._device.channel_count))
             self._traffic.step_cycles = (self._traffic.step_cycles or 0) + timeline.makespan
 

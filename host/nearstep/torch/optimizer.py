@@ -172,7 +172,8 @@ class DeviceOptimizer(Optimizer):
 
         The timeline keeps no array alive.
         """
-        return None if self._is_host else self.table.executor.timeline
+        found = () if self._is_host else self.table.executor.timelines
+        return Timeline.joined(found) if found else None
 
     @property
     def _is_host(self) -> bool:

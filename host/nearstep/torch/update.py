@@ -25,7 +25,6 @@ from nearstep.torch.state import RESIDUAL, ParameterState, SavedState
 from nearstep.torch.step import Gradient, RunKey, Scaling, StepItem, StepPlan
 from nearstep.torch.table import Groups, Owner, States, StateTable
 from nearstep.updater.accelerated import AcceleratedRuns
-from nearstep.work.timeline import Timeline
 
 
 class Stepper:
@@ -41,6 +40,7 @@ class Stepper:
         self._residuals = ScratchPool()
         self.buckets: list[FlatBucket] = []
         self._grouped: list[list[Tensor]] = []
+        self._is_open = False
 
     def step(
         self,
@@ -60,6 +60,9 @@ class Stepper:
         ends : False: others are updated later in the step.
         """
         table, groups = self._table, owner.param_groups
+        if not self._is_open:
+            table.executor.clear()
+        self._is_open = not ends
         if only is not None:
             self.buckets.clear()  # their members are updated one by one
         bucketed = self._ready_buckets(owner)
@@ -82,7 +85,7 @@ class Stepper:
         for item in items:
             if isinstance(item.gradient, SparseGradient):
                 item.gradient.spent = True
-        table.traffic.steps += 1
+        table.traffic.steps += ends
         table.traffic.elements += sum(item.resident.elements for item in plan.items)
         if only is None:
             self._keep_buckets(groups, bucketed, items)
@@ -255,7 +258,7 @@ class Stepper:
     def _run_again(self, owner: Owner, plan: StepPlan) -> Results:
         """Run the rule a second time, with gradients that the host computes of those of the first
         run and of the moments (`Optimizer.between`)."""
-        table, before = self._table, self._table.executor.timeline
+        table = self._table
         sends, held = Sends(at_once=table.home.at_once), list[tuple[DeviceGradient, Tensor]]()
         for item in plan.items:
             resident, parameter, gradient = item.single, item.single.parameter, item.gradient
@@ -278,8 +281,6 @@ class Stepper:
             item.key = item.key._replace(phase=item.second, gradient_format=form, negate=False)
         results = table.executor.make(replace(plan, fetches=True), sends, [])
         assert results is not None, "gradients are not scanned"
-        if before is not None and table.executor.timeline is not None:
-            table.executor.timeline = Timeline.joined([before, table.executor.timeline])
         for device_gradient, whole in held:
             device_gradient.restore(whole)
         return results

@@ -109,3 +109,22 @@ def test_belady_knows_the_order_of_backward(monkeypatch: pytest.MonkeyPatch) -> 
             job.go_on(parameters, optimizer, range(2, 4))
             reads[eviction] = optimizer.traffic.from_drives - before
     assert 0 < reads["belady"] < reads["updated_first"]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_timeline_and_count_are_those_of_a_whole_step(
+    early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_backward, "TOGETHER", 1)
+    job, options = Job([(16, 32)] * 4, early=early), EARLY if early else {}
+    url = "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB"
+    with drives() as on:
+        parameters, optimizer = job.trained(url, 1, drives=on.store, memory=65_536, **options)
+        before = optimizer.traffic.as_dict()
+        job.go_on(parameters, optimizer, range(1, 2))
+        passed = {key: value - before[key] for key, value in optimizer.traffic.as_dict().items()}
+        runs = [e for e in optimizer.timeline.entries if e.operation.name.startswith("run ")]
+        assert passed["steps"] == 1
+        assert len(runs) == passed["launches"] >= 2
+        graphs = optimizer.table.executor.timelines
+        assert sum(each.makespan for each in graphs) == passed["step_cycles"]

@@ -288,8 +288,9 @@ class Recording:
     def stepped(self) -> None:
         """Record the last step."""
         executor, hertz = self._table.executor, self._machine.hertz
-        launches, timeline = executor.launches, executor.timeline
-        if hertz is not None and timeline is not None:
+        launches, timelines = executor.launches, executor.take_timelines()
+        if hertz is not None and timelines:
+            timeline = Timeline.joined(timelines)
             whole = self._named(*(each.extents for each in launches))
             made: dict[int, Operation] = {}
             for entry in sorted(timeline.entries, key=lambda each: each.operation.index):
