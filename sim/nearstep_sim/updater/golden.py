@@ -79,6 +79,7 @@ def _engine(rule: Rule, kind: str) -> Engine:
 class NumpyEngine:
     """A rule in numpy."""
 
+    in_place = None
     widen = staticmethod(fp.widen32)
     narrow = staticmethod(fp.narrow32)
     round = staticmethod(round_stochastically)
