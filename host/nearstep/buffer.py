@@ -128,8 +128,7 @@ class Buffer:
             )
 
     def end_loan(self, start: int = 0) -> None:
-        """End what `lend` of the view from element `start` on began, if it goes on. The contents
-        are undefined then."""
+        """End the loan, if any, that begins at element `start`; its contents are undefined then."""
         self.device.backend.end_loan(self.address + start * self.dtype.itemsize)
 
     def holds(self, array: NDArray[Any]) -> bool | None:

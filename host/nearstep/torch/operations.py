@@ -270,7 +270,8 @@ class StepOperations:
                 read = partial(self._read, share, array, extents)
                 action = partial(home.fetch, read, share, start, stop, whole=whole)
                 fetches.append((room, action))
-            if fetches and not home.overlaps:  # an operation for each would take longer
+            stripes = share.block.launch.segment.stripes
+            if fetches and not home.overlaps and stripes.channels == 1:  # faster than one by one
                 fetches = [(share.rooms[array], partial(_in_turn, [each for _, each in fetches]))]
             for room, fetch in fetches:
                 # A result is stored, and freed, when the parts of all channels have been fetched.
