@@ -120,11 +120,9 @@ class GoldenPort:
         if any(self.memory.first_not(WRITTEN, s.address, s.nbytes) is not None for s in reads):
             return False
         read = {(span.address, span.nbytes) for span in reads}
-        only = [
-            s for s in writes if (s.address, s.nbytes) not in read
-        ]  # a written line is no guard
-        if any(self.memory.first_guard(s.address, s.nbytes) is not None for s in only):
-            return False
+        others = [span for span in writes if (span.address, span.nbytes) not in read]
+        if any(self.memory.first_guard(s.address, s.nbytes) is not None for s in others):
+            return False  # lines that are read have been written, so they are no guards
         self.beats["read_beats"] += sum(self.beats_of(span.nbytes) for span in reads)
         self.beats["write_beats"] += sum(self.beats_of(span.nbytes) for span in writes)
         return True

@@ -87,7 +87,8 @@ def test_loans_against_a_naive_model(memory):
             checked += 1
         ranges, nbytes = [rng.randrange(0, model.size // 8) * 4 for _ in range(3)], 4096
         parts = memory.places([64 + each for each in ranges], nbytes).tolist()
-        assert sum(size for size, *_ in parts) == nbytes and all(size > 0 for size, *_ in parts)
+        assert sum(size for size, *_ in parts) == nbytes
+        assert all(size > 0 for size, *_ in parts)
         for column, first in enumerate(ranges, 1):
             joined = b"".join(ctypes.string_at(part[column], part[0]) for part in parts)
             assert joined == model[first : first + nbytes].tobytes()
