@@ -131,9 +131,9 @@ class Buffer:
                 self.address, data, writes=writes
             )
 
-    def end_loan(self) -> None:
-        """End a loan, if there is one. The contents are undefined afterwards."""
-        self.device.backend.end_loan(self.address)
+    def end_loan(self, start: int = 0) -> None:
+        """End the loan, if any, that begins at element `start`; its contents are undefined then."""
+        self.device.backend.end_loan(self.address + start * self.dtype.itemsize)
 
     def holds(self, array: NDArray[Any]) -> bool | None:
         """Whether the contents equal `array`, of the buffer's shape and dtype, bit for bit.
@@ -356,7 +356,9 @@ class Buffer:
         """
         if not isinstance(part, slice):
             raise ArgumentError(f"index of {self!r} must be a slice, not {part!r}")
-        start, stop = _bound(self, part.start, 0), _bound(self, part.stop, self.size)
+        start, stop = part.start, part.stop
+        if not (type(start) is int and type(stop) is int):
+            start, stop = _bound(self, start, 0), _bound(self, stop, self.size)
         if len(self.shape) != 1 or part.step not in (None, 1):
             raise ShapeError(
                 f"slice of {self!r}", "one-dimensional with step 1", (self.shape, part)

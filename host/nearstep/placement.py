@@ -335,7 +335,7 @@ class Extent:
         """End a loan, unless the device was closed or the memory freed."""
         buffer = self.segment.arenas[0].get(array)
         if buffer is not None and not buffer.freed and not buffer.device.closed:
-            buffer[self.start : self.start + self.count].end_loan()
+            buffer.end_loan(self.start)
 
     def holds(self, array: str, data: NDArray[Any]) -> bool | None:
         """Whether one array is equal to `data`, of shape (count,), bit for bit; None if only a

@@ -32,6 +32,8 @@ class Stripes:
 
     def span(self, start: int, stop: int, channel: int) -> tuple[int, int]:
         """Range, among a channel's elements, of those in [start, stop) of the array."""
+        if self.channels == 1:
+            return start, stop
         return self.before(start, channel), self.before(stop, channel)
 
     def element(self, place: int, channel: int) -> int:

@@ -24,7 +24,7 @@ from nearstep.updater.device import KernelDevice
 from nearstep.updater.pairs import Pairs
 from nearstep.updater.rounding import Rounding
 from nearstep.work.graph import Graph
-from nearstep.work.operation import Operation, Range
+from nearstep.work.operation import Action, Operation, Range
 
 Pieces = Sequence[Sequence[Piece]]
 """By channel: pieces, in the order in which the channel updates them."""
@@ -260,20 +260,27 @@ class StepOperations:
             array = _key(share).result
             if array not in share.rooms:
                 continue
+            fetches: list[tuple[Buffer, Action]] = []
             for start, stop, extents in results.runs(share.block, alone_from=home.alone_from):
                 room = self._room(share, array, start, stop)
                 if not room.size:
                     continue
                 whole = results.is_whole(start, stop, extents)
+                read = partial(self._read, share, array, extents)
+                action = partial(home.fetch, read, share, start, stop, whole=whole)
+                fetches.append((room, action))
+            stripes = share.block.launch.segment.stripes
+            if fetches and not home.overlaps and stripes.channels == 1:  # faster than one by one
+                fetches = [(share.rooms[array], partial(_in_turn, [each for _, each in fetches]))]
+            for room, fetch in fetches:
                 # A result is stored, and freed, when the parts of all channels have been fetched.
                 priority = home.fetch_priority if home.overlaps else next(order)
-                read = partial(self._read, share, array, extents)
                 self.graph.add(
                     f"fetch {array} {name}",
                     *home.holds(share.channel, *home.lanes(share.channel, down=False)),
                     reads=[Range.of(room)],
                     after=(*home.looked, *(() if home.overlaps else self._ran)),
-                    action=partial(home.fetch, read, share, start, stop, whole=whole),
+                    action=fetch,
                     priority=priority,
                     transfer=home.transfer(share.channel, room, down=False),
                 )
@@ -313,6 +320,14 @@ class StepOperations:
         if listed is not None:
             return listed.pairs
         return share.parts[gradient_array(_key(share).gradient_format)]
+
+
+def _in_turn(actions: Iterable[Action]) -> None:
+    """Execute actions one after the other, on a device without a clock."""
+    for action in actions:
+        completion = action()
+        if completion is not None:
+            completion.wait()
 
 
 def _key(share: Share) -> RunKey:

@@ -47,6 +47,7 @@ class DeviceParameter:
     Parameters
     ----------
     narrow : the segment has 16-bit arrays.
+    alone : the neighbours in the segment are not small, so that nothing is copied together.
     moves : arrays on the device are evicted, so the device cannot compare them with the host's.
     durable : the master outlasts the device's memory, and changes by the host are sent
         (`push_changes`) or checked for (`change_check`) before a step is prepared.
@@ -75,6 +76,7 @@ class DeviceParameter:
         formats: Formats,
         *,
         narrow: bool,
+        alone: bool = False,
         moves: bool = False,
         durable: bool = False,
     ) -> None:
@@ -101,6 +103,7 @@ class DeviceParameter:
         self._checked = False  # the next step need not look for changes by the host
         self._p = formats.state_of("p")
         self.is_small = extent.count < SMALL_ELEMENTS
+        self._lends = alone or not self.is_small
 
     @property
     def elements(self) -> int:
@@ -375,8 +378,8 @@ class DeviceParameter:
         """Send a gradient of any of `convert.FORMATS` in its `gradient_format`; its negation if
         `negated`.
 
-        A large gradient is lent if the device accepts the array unchanged: nothing may write to the
-        gradient during the step, which ends with `end_loan`.
+        A gradient that is large, or alone, is lent if the device accepts the array unchanged:
+        nothing may write to the gradient during the step, which ends with `end_loan`.
         """
         form = self.gradient_format(gradient.dtype)
         wide = form == "fp32"
@@ -387,7 +390,7 @@ class DeviceParameter:
         if name in self._lent:  # of the first run of a step that has two
             self._lent.remove(name)
             self.extent.end_loan(name)
-        if not self.is_small and self.extent.lend(name, array):
+        if self._lends and self.extent.lend(name, array):
             self._lent.append(name)
         else:
             sends.send(Sending(self.extent, name, array))

@@ -15,6 +15,7 @@ from nearstep.placement import Extent, Placement, Segment
 from nearstep.torch import convert
 from nearstep.torch.checks import label
 from nearstep.torch.errors import InterruptedStepError, UnsupportedOptionError
+from nearstep.torch.exchange import SMALL_ELEMENTS
 from nearstep.torch.execution import StepExecutor
 from nearstep.torch.formats import Formats, copy_array, gradient_array
 from nearstep.torch.homes.home import DeviceHome
@@ -205,7 +206,8 @@ class StateTable:
             counts = [convert.size(p) for p in unit]
             extents = self.placement.place_in(segment, counts, self.home.kept(arrays))
             self.executor.pair_spaces.update(self._pairs(extents))
-            for p, extent in zip(unit, extents, strict=True):
+            for k, (p, extent) in enumerate(zip(unit, extents, strict=True)):
+                beside = [*counts[max(k - 1, 0) : k], *counts[k + 1 : k + 2], SMALL_ELEMENTS]
                 self.parameters[p] = DeviceParameter(
                     p,
                     labels[p],
@@ -214,6 +216,7 @@ class StateTable:
                     self.traffic,
                     formats,
                     narrow=narrow,
+                    alone=min(beside) == SMALL_ELEMENTS and not self.home.is_durable,
                     moves=self.home.is_durable,
                     durable=self.home.keeps_masters,
                 )

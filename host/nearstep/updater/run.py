@@ -74,6 +74,7 @@ class KernelRun(Run):
     Attributes
     ----------
     thread : that started it.
+    is_over : the end has been noticed; a read of the attribute does not access the device.
     """
 
     backend: Backend
@@ -103,7 +104,7 @@ class KernelRun(Run):
         self._buffers = dict(buffers)
         self.backend = backend
         self._kernel = kernel
-        self._ended = False
+        self.is_over = False
         self._error: DeviceError | None = None
         self._committed = 0
         self._counters: Mapping[str, int] = {}
@@ -117,14 +118,14 @@ class KernelRun(Run):
     def ended(self) -> bool:
         """Whether the run has completed or failed. Reads the device, without a wait."""
         with self._lock:
-            if not self._ended:
+            if not self.is_over:
                 try:
                     if not self._kernel.status.busy:
                         self._finish()
                 except (MemoryFaultError, ProtocolError) as error:
                     self._fail(error)
                     raise
-            return self._ended
+            return self.is_over
 
     def sharing(self, buffer: Buffer) -> Sequence[str]:
         """Names of the run's arrays that share bytes with `buffer`."""
@@ -166,7 +167,7 @@ class KernelRun(Run):
     def wait(self, max_cycles: int | None = None) -> Self:
         check_bound(max_cycles)
         with self._lock:
-            if not self._ended:
+            if not self.is_over:
                 self._wait_idle(self.bound if max_cycles is None else max_cycles, self.what)
                 self._finish()
         if self._error is not None:
@@ -176,7 +177,7 @@ class KernelRun(Run):
     def abort(self, max_cycles: int | None = None) -> None:
         check_bound(max_cycles)
         with self._lock:
-            if self._ended:
+            if self.is_over:
                 return
             self._kernel.control.abort = 1
             bound = IDLE_CYCLES if max_cycles is None else max_cycles
@@ -191,7 +192,7 @@ class KernelRun(Run):
     def forget(self, reason: str) -> None:
         """Mark the run as lost by the device."""
         with self._lock:
-            if not self._ended:
+            if not self.is_over:
                 self._fail(
                     AbortedError(
                         cause=reason,
@@ -234,12 +235,12 @@ class KernelRun(Run):
 
     def _fail(self, error: DeviceError) -> None:
         self._error = error
-        self._ended = True
+        self.is_over = True
 
     def _finish(self) -> None:
         """Read the outcome from the registers and close the windows."""
         self._collect()
-        self._ended = True  # last: other threads read it
+        self.is_over = True  # last: other threads read it
 
     def _collect(self) -> None:
         kernel = self._kernel

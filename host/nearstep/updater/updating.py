@@ -395,7 +395,7 @@ class UpdatingDevice(Device, ABC):
             return
         channel = self.channels[self.channel_of(buffer)]
         run = channel.run
-        if run is None:
+        if run is None or run.is_over:
             return
         table = operands(self.kernel_config)
         names = [name for name in run.sharing(buffer) if changes or table[name].write]

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from nearstep_sim.axdimm.golden_channel import ArbitratedChannel
 from nearstep_sim.axdimm.options import GoldenOptions
 from nearstep_sim.updater.golden import GoldenBackend, make_bulk, make_engines, make_taker
@@ -25,12 +22,9 @@ class GoldenAxdimm(GoldenBackend):
     def __init__(self, options: GoldenOptions) -> None:
         self.config = options.dimm() or options.config()
         self._engines = make_engines(options.config(), options.engine)
-        self._in_place = options.in_place
+        self.lends = options.in_place
         self._bulk = make_bulk(options.engine)
         super().__init__(options.capacity_bytes, make_taker(options.engine))
-
-    def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
-        return self._in_place and super().lend_memory(address, data, writes=writes)
 
     def _make_channels(self) -> Sequence[GoldenChannel]:
         config, memory_bytes, log = self.config, self.capacity_bytes, self._log.append

@@ -516,6 +516,25 @@ class Kernel:
         size, places = self._checked(self._names, arrays)
         self._function(size, words.ctypes.data, *places)
 
+    def in_place(self, parts: NDArray[np.int64], scalars: Mapping[str, float]) -> None:
+        """Run the rule once on each part of its arrays; the memory is not checked.
+
+        Parameters
+        ----------
+        parts : of shape (parts, 1 + arrays): the elements of a part, and its address in each array,
+            in the order of the rule's `arrays_in`, then `outputs`. Aligned, without overlap.
+        scalars : one for each register.
+
+        Raises
+        ------
+        nearstep_spec.rule.errors.MissingScalarError
+        nearstep_spec.rule.errors.UnknownNameError
+        """
+        words = register_words(self.rule, scalars)
+        registers = words.ctypes.data
+        for size, *places in parts.tolist():
+            self._function(size, registers, *places)
+
     def of_pairs(
         self,
         arrays: Mapping[str, Array],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -33,12 +34,14 @@ class Loan(NamedTuple):
     ----------
     start, stop : addresses.
     writes : writes of the device change `data`.
+    place : address of `data` in this process.
     """
 
     start: int
     stop: int
     data: NDArray[np.uint8]
     writes: bool
+    place: int
 
 
 _start = attrgetter("start")
@@ -155,7 +158,7 @@ class EmulatedMemory:
         if not data.size or shared or (at and self._places[at - 1][1] > place):
             return False
         self._places.insert(at, (place, place + data.size))
-        insort(self._lent, Loan(address, address + data.size, data, writes), key=_start)
+        insort(self._lent, Loan(address, address + data.size, data, writes, place), key=_start)
         first, last = address // LINE_BYTES, (address + data.size - 1) // LINE_BYTES
         self.state[first : last + 1] = WRITTEN
         self._used = max(self._used, address + data.size)
@@ -197,6 +200,32 @@ class EmulatedMemory:
         edges = (edge for each in self._loans(address, nbytes) for edge in (each.start, each.stop))
         return [edge for edge in edges if address < edge < address + nbytes]
 
+    def places(self, addresses: Sequence[int], nbytes: int) -> NDArray[np.int64]:
+        """Split ranges of equal size into parts that are contiguous, in memory or in a loan, in
+        each range.
+
+        Returns
+        -------
+        NDArray[np.int64] : of shape (parts, 1 + ranges): the bytes of a part, and its address in
+            this process for each range.
+        """
+        own = self.data.ctypes.data
+        found = []  # of each range: first bytes of its parts, and their addresses
+        for address in addresses:
+            firsts, places = [0], [own + address]
+            for start, stop, _, _, place in self._loans(address, nbytes):
+                firsts += max(start - address, 0), stop - address
+                places += place + max(address - start, 0), own + stop
+            found.append((np.array(firsts), np.array(places)))
+        cuts = np.unique(np.concatenate([*(firsts for firsts, _ in found), [nbytes]]))
+        cuts = cuts[cuts <= nbytes]
+        parts = np.empty((cuts.size - 1, 1 + len(found)), np.int64)
+        parts[:, 0] = np.diff(cuts)
+        for column, (firsts, places) in enumerate(found, 1):
+            last = np.searchsorted(firsts, cuts[:-1], "right") - 1  # of equal ones, the loan
+            parts[:, column] = places[last] + cuts[:-1] - firsts[last]
+        return parts
+
     def _loans(self, address: int, nbytes: int) -> list[Loan]:
         """Return the loans that overlap a range, in order."""
         lent = self._lent
@@ -208,7 +237,7 @@ class EmulatedMemory:
 
     def _end(self, loan: Loan) -> None:
         del self._lent[bisect_left(self._lent, loan.start, key=_start)]
-        del self._places[bisect_left(self._places, (loan.data.ctypes.data,))]
+        del self._places[bisect_left(self._places, (loan.place,))]
 
     def window(self, address: int, nbytes: int) -> NDArray[np.uint8]:
         """Return a writable view of a range, without loans; the writer must `touch` it."""

@@ -79,6 +79,7 @@ def _engine(rule: Rule, kind: str) -> Engine:
 class NumpyEngine:
     """A rule in numpy."""
 
+    in_place = None
     widen = staticmethod(fp.widen32)
     narrow = staticmethod(fp.narrow32)
     round = staticmethod(round_stochastically)
@@ -113,9 +114,14 @@ class GoldenBackend(EmulatedBackend):
     Parameters
     ----------
     memory_bytes : over all channels.
+
+    Attributes
+    ----------
+    lends : kernels may access memory of the host (`lend_memory`).
     """
 
     compares_memory = True
+    lends = True
 
     def __init__(self, memory_bytes: int, take_largest: TakeLargest | None = None) -> None:
         self._take_largest = take_largest
@@ -174,7 +180,7 @@ class GoldenBackend(EmulatedBackend):
 
     def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
         self._check_open()
-        return self._channel(address, data.size).lend(address, data, writes=writes)
+        return self.lends and self._channel(address, data.size).lend(address, data, writes=writes)
 
     def end_loan(self, address: int) -> None:
         channel = self._channel(address, 0)

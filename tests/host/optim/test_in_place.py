@@ -3,6 +3,7 @@ are copied together: bits, what is seen, and what is left."""
 
 from __future__ import annotations
 
+import sys
 import weakref
 
 import numpy as np
@@ -104,6 +105,33 @@ def test_what_stays_on_the_host_is_not_copied():
             assert p._version > version
         assert traffic.gradients_down == traffic.parameters_up == 2 * 4 * 3 * SMALL_ELEMENTS
         assert traffic.masters_down == 4 * 3 * SMALL_ELEMENTS  # as of a memory of its own
+
+
+@pytest.mark.parametrize(("url", "most"), [("in place", 270), ("card", 340)])
+def test_a_step_makes_few_calls_for_each_tensor(url, most):
+    """As Python takes longer than the update of many a tensor: calls, so that no clock counts."""
+
+    def calls(pairs):
+        beside = Beside("AdamW", device, tensors([(SMALL_ELEMENTS,), (16,)] * pairs))
+        beside.step(2)
+        beside.give()
+        made = 0
+
+        def count(frame, event, argument):
+            nonlocal made
+            made += event == "call"
+
+        sys.setprofile(count)
+        try:
+            beside.mine.optimizer.step()
+        finally:
+            sys.setprofile(None)
+        return made
+
+    with nearstep.open(URLS[url]) as device:
+        more = calls(12) - calls(4)
+    print(more / 16)
+    assert 0 < more <= 16 * most
 
 
 @pytest.mark.parametrize("url", ["copied", "card"])

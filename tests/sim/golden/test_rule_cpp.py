@@ -43,6 +43,25 @@ def test_any_length_and_alignment(count: int, offset: int) -> None:
     assert (backing["g"] == before["g"]).all()
 
 
+def test_parts_are_updated_where_they_are_and_nothing_else() -> None:
+    backing = _arrays(1000)
+    expected = {name: array.copy() for name, array in backing.items()}
+    parts, end = [], dict.fromkeys("pgmv", 0)
+    for count in (1, 16, 0, 37, 100):
+        places = []
+        for skip, name in enumerate(ADAM.arrays_in, 1):  # a part begins elsewhere in each array
+            first = end[name] + skip
+            end[name] = first + count
+            places.append((name, first))
+        parts.append([count, *(backing[name].ctypes.data + 4 * at for name, at in places)])
+        arrays = {name: expected[name][at : at + count] for name, at in places}
+        for name, result in evaluate(ADAM, arrays, SCALARS).items():
+            arrays[name][:] = result
+    kernel(ADAM).in_place(np.array(parts), SCALARS)
+    assert all((backing[n].view(np.uint32) == expected[n].view(np.uint32)).all() for n in "pgmv")
+    assert len(parts) == 5
+
+
 def test_subnormals_survive_a_caller_that_flushes_them() -> None:
     arrays = _arrays(64)
     for array in arrays.values():

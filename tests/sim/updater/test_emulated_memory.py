@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from itertools import pairwise
 
@@ -84,7 +85,15 @@ def test_loans_against_a_naive_model(memory):
             assert part.tobytes() == model[low - 64 : high - 64].tobytes()
             assert part.base is not None or high == low  # no copy where it lies together
             checked += 1
-    assert checked > 400
+        ranges, nbytes = [rng.randrange(0, model.size // 8) * 4 for _ in range(3)], 4096
+        parts = memory.places([64 + each for each in ranges], nbytes).tolist()
+        assert sum(size for size, *_ in parts) == nbytes
+        assert all(size > 0 for size, *_ in parts)
+        for column, first in enumerate(ranges, 1):
+            joined = b"".join(ctypes.string_at(part[column], part[0]) for part in parts)
+            assert joined == model[first : first + nbytes].tobytes()
+            checked += 1
+    assert checked > 1600
 
 
 def test_what_is_lent_for_writing_is_written(memory):
