@@ -135,7 +135,7 @@ def test_a_job_on_one_device_alone_says_who_waits_for_whom(pool) -> None:
     (wait,) = found.value.waits
     assert wait.device == 1
     assert set(wait.peers) == {0, 2, 3}
-    assert "device 1 has job" in str(found.value)
+    assert "device 1 runs job" in str(found.value)
     assert "without a job of group 1" in str(found.value)
     assert not event.ended
     pool.reset()
@@ -224,7 +224,7 @@ def test_memory_that_never_answers(pool) -> None:
     arrays = random_arrays(pool, ELEMENTS, seed=1)
     tensor = pool.tensor(arrays)
     emulated(pool).inject(Injection(kind="never", write=False))
-    with pytest.raises(RingTimeoutError, match="device 0 has job"):
+    with pytest.raises(RingTimeoutError, match="device 0 runs job"):
         pool.all_reduce(tensor, max_cycles=20_000)
     emulated(pool).heal()
     pool.device.reset()

@@ -352,7 +352,7 @@ def test_options_that_no_register_holds_are_refused_before_another_group_is_upda
 @pytest.mark.parametrize(
     ("url", "error", "message"),
     [
-        ("golden:axdimm", UrlError, "no processor; valid: host:"),
+        ("golden:axdimm", UrlError, "no name of a processor; valid: host:"),
         ("host:x", UrlError, r"or host:\?option=value"),
         ("host:?threads=0", OptionError, "threads must lie in"),
         ("host:?lanes=4", OptionError, "no such option; valid: threads, order"),

@@ -358,12 +358,12 @@ def test_copies_are_refused() -> None:
 
 def test_updates_in_backward_are_refused_on_drives_of_cards() -> None:
     model, early = torch.nn.Linear(8, 8), {"updates": "in-backward"}
-    make = partial(nearstep.optim.AdamW, model.parameters(), device=HOMES["cards"][0])
+    make = partial(nearstep.optim.AdamW, [*model.parameters()], device=HOMES["cards"][0])
     with drives() as on:
-        with pytest.raises(UnsupportedOptionError, match=r"drives of cards .* at-step"):
+        with pytest.raises(UnsupportedOptionError, match=r"drives of cards .*at-step"):
             make(drives=on.store, **early)
         optimizer = make(drives=on.store)
-        with pytest.raises(UnsupportedOptionError, match=r"drives of cards .* at-step"):
+        with pytest.raises(UnsupportedOptionError, match=r"drives of cards .*at-step"):
             nearstep.offload(model, optimizer, budget="1MiB", **early)  # type: ignore[arg-type]
 
 

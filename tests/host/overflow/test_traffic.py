@@ -112,9 +112,7 @@ def test_belady_knows_the_order_of_backward(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_timeline_and_count_are_those_of_a_whole_step(
-    early: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_timeline_is_that_of_a_whole_step(early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_backward, "TOGETHER", 1)
     job, options = Job([(16, 32)] * 4, early=early), EARLY if early else {}
     url = "sim:axdimm?lanes=4&block_bytes=512&memory_bytes=1MiB"
@@ -124,7 +122,6 @@ def test_timeline_and_count_are_those_of_a_whole_step(
         job.go_on(parameters, optimizer, range(1, 2))
         passed = {key: value - before[key] for key, value in optimizer.traffic.as_dict().items()}
         runs = [e for e in optimizer.timeline.entries if e.operation.name.startswith("run ")]
-        assert passed["steps"] == 1
         assert len(runs) == passed["launches"] >= 2
         graphs = optimizer.table.executor.timelines
         assert sum(each.makespan for each in graphs) == passed["step_cycles"]

@@ -193,7 +193,7 @@ def test_descriptors_that_are_not_due_end_the_connection(serve, count) -> None:
             connection.send(Attach(0, 4096), None, [segment.descriptor] * count)
         except OSError:
             pytest.fail("the kernel takes so many")
-        assert "descriptors" in connection.receive(lambda message: None).detail
+        assert "file descriptor" in connection.receive(lambda message: None).detail
     service.wait_idle()
     check_left(service, before)
     segment.close()
