@@ -23,14 +23,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / tree) for tree in ("hw", "sim", "host")]
 os.environ.pop("NEARSTEP_OPTIMISE", None)  # the libraries are for a process without it
 
-from nearstep_sim.backends.host import on_blocks  # noqa: E402
-from nearstep_sim.golden import rule_cpp  # noqa: E402
-from nearstep_sim.verilate.build import GLIBC, INCLUDES, Library  # noqa: E402
-from nearstep_sim.verilate.prebuilt import INDEX, TARGETS  # noqa: E402
-from nearstep_spec.blockwise import DYNAMIC8  # noqa: E402
-from nearstep_spec.rule.columns import Columns  # noqa: E402
-from nearstep_spec.rule.rules import NEVER_NEGATIVE, OPTIMIZERS  # noqa: E402
-from nearstep_spec.rule.scale import scaled  # noqa: E402
+from nearstep_sim.backends.host import on_blocks
+from nearstep_sim.golden import rule_cpp
+from nearstep_sim.verilate.build import GLIBC, INCLUDES, Library
+from nearstep_sim.verilate.prebuilt import INDEX, TARGETS
+from nearstep_spec.blockwise import DYNAMIC8
+from nearstep_spec.rule.columns import Columns
+from nearstep_spec.rule.rules import NEVER_NEGATIVE, OPTIMIZERS
+from nearstep_spec.rule.scale import scaled
 
 FUNCTIONS = ("golden/blockwise", "golden/formats", "golden/rounding", "golden/topk", "models/bulk")
 FLOATS = ("fp32", "fp16", "bf16")

@@ -192,7 +192,7 @@ class HostTable(StateTable):
         keep, seed = partial(owner.state.update, fresh), self.settings.rounding_seed
         again = self._second(updates) if self.rule.has_two_runs else ()
         self._home.update(updates, scaling.scale, keep, seed, again)
-        self.traffic.steps += 1
+        self.traffic.steps += ends
         self.traffic.elements += sum(p.numel() for each in updates for p in each.parameters)
         return True
 

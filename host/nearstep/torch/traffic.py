@@ -41,9 +41,8 @@ class Traffic:
         come to the host first.
     drives_to_cards, cards_to_drives : moved between the drives of cards and the cards' memory,
         peer to peer: the host's link has no part in it.
-    steps, launches, elements : steps done, and updates in backward before them; runs of the kernel
-        that update (on a DIMM of several channels with a clock, of pieces of a step); elements
-        updated.
+    steps, launches, elements : steps done, runs of the kernel that update (on a DIMM of several
+        channels with a clock, of pieces of a step), elements updated.
     scans, skipped : runs that only look at gradients; steps that were skipped because of an
         infinity or NaN.
     pairs : elements of compressed gradients that were sent.

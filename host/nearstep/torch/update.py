@@ -85,7 +85,7 @@ class Stepper:
         for item in items:
             if isinstance(item.gradient, SparseGradient):
                 item.gradient.spent = True
-        table.traffic.steps += 1
+        table.traffic.steps += ends
         table.traffic.elements += sum(item.resident.elements for item in plan.items)
         if only is None:
             self._keep_buckets(groups, bucketed, items)

@@ -121,6 +121,7 @@ def test_the_timeline_is_that_of_a_whole_step(early: bool, monkeypatch: pytest.M
         before = optimizer.traffic.as_dict()
         job.go_on(parameters, optimizer, range(1, 2))
         passed = {key: value - before[key] for key, value in optimizer.traffic.as_dict().items()}
+        assert passed["steps"] == 1
         runs = [e for e in optimizer.timeline.entries if e.operation.name.startswith("run ")]
         assert len(runs) == passed["launches"] >= 2
         graphs = optimizer.table.executor.timelines

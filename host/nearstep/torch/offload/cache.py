@@ -30,6 +30,7 @@ class Counts:
     ----------
     fetches, prefetches : parameters fetched on use, and before use.
     releases : parameters freed on the compute device.
+    updates : updates in backward.
     gradients : gradients sent to their owner.
     """
 
@@ -37,6 +38,7 @@ class Counts:
     prefetches: int = 0
     releases: int = 0
     gradients: int = 0
+    updates: int = 0
 
 
 class ParameterCache:

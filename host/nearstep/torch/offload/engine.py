@@ -220,6 +220,7 @@ class Engine:
             prefetches=counts.prefetches,
             releases=counts.releases,
             gradients=counts.gradients,
+            updates=counts.updates,
             steps=now.steps - before.steps,
         )
 
@@ -387,6 +388,7 @@ class Engine:
         stay = [copy for copy in copies if copy.present and not self._space.released(copy)]
         with self._apart(stay):
             self._optimizer.update_early({copy.parameter for copy in copies})
+        self._space.counts.updates += 1
         recording = self._space.recording
         if recording is not None:
             if rolls_back:

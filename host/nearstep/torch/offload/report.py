@@ -22,7 +22,8 @@ class Report:
     fetches, prefetches : number of parameters fetched on use, and before use.
     releases : number of times the memory of a parameter was freed.
     gradients : number of gradients sent to the owner.
-    steps : number of steps of the optimizer; with updates in backward, of modules.
+    updates : number of updates in backward, each of one or several modules.
+    steps : number of steps of the optimizer.
     """
 
     budget: int
@@ -38,4 +39,5 @@ class Report:
     prefetches: int
     releases: int
     gradients: int
+    updates: int
     steps: int
