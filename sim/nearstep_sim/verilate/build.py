@@ -72,6 +72,7 @@ GLIBC = "2.17"
 """Least version of glibc that libraries for other processors need: that of manylinux2014."""
 LEVELS = ("-O0", "-O1", "-O2", "-O3")
 """Allowed values; others, such as -Ofast, change results."""
+_PARAMETER = "--param="
 
 
 class BuildError(NearstepError, RuntimeError):
@@ -341,16 +342,28 @@ def _cpp_parts(cpp: Sequence[Path], flags: Sequence[str]) -> list[str | bytes]:
     return [compiler_name(), cpu_name(), *_source_parts(cpp, flags)]
 
 
-def _accepted(flags: Sequence[str], machine: str, compiler: str) -> list[str]:
+def _accepted(flags: Sequence[str], machine: str, command: Sequence[str]) -> list[str]:
     """Leave out flags that a compiler, or a machine, does not have: none changes a result."""
-    unknown = ["--param="] if "clang" in compiler.lower() else []
-    unknown += [] if machine == "x86_64" else ["-mprefer-vector-width="]
-    return [flag for flag in flags if not flag.startswith(tuple(unknown))]
+    unknown = () if machine == "x86_64" else ("-mprefer-vector-width=",)
+    flags = [flag for flag in flags if not flag.startswith(unknown)]
+    parameters = [flag for flag in flags if flag.startswith(_PARAMETER)]
+    known = _parameters_of(*command) if parameters else ()
+    refused = [flag for flag in parameters if flag.split("=")[1] not in known]
+    return [flag for flag in flags if flag not in refused]
+
+
+@cache
+def _parameters_of(*command: str) -> frozenset[str]:
+    """Names of a compiler's `--param=NAME=VALUE`: releases of GCC differ, clang has none."""
+    if not command or "clang" in _version_of(*command).lower():
+        return frozenset()
+    text = run_tool([*command, "--help=params"], Path.cwd())
+    return frozenset(re.findall(rf"{_PARAMETER}([\w-]+)=", text))
 
 
 def _compile(flags: Sequence[str], *arguments: str, folder: Path) -> None:
     """Run the compiler of this machine."""
-    accepted = _accepted(flags, platform.machine(), compiler_name())
+    accepted = _accepted(flags, platform.machine(), compiler())
     run_tool([*compiler(), *accepted, f"-I{INCLUDES}", *arguments], folder)
 
 
@@ -362,7 +375,7 @@ def _cross_compile(target: Target, flags: Sequence[str], cpp: Sequence[Path], fo
     """
     zig = [sys.executable, "-m", COMPILERS[-1], "c++", "-target"]
     zig.append(f"{target.machine}-linux-gnu.{GLIBC}")
-    flags = [flag for flag in _accepted(flags, target.machine, "clang") if flag != NATIVE]
+    flags = [flag for flag in _accepted(flags, target.machine, []) if flag != NATIVE]
     flags += [*target.flags, f"-I{INCLUDES}", "-w", "-D_LIBCPP_REMOVE_TRANSITIVE_INCLUDES"]
     objects = [f"{number}.o" for number, _ in enumerate(cpp)]
     for source, made in zip(cpp, objects, strict=True):

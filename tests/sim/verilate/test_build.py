@@ -102,6 +102,28 @@ def test_the_compiler_may_be_several_words(folder: Path, monkeypatch: pytest.Mon
     assert build.compile_library("answer", [path]) != first
 
 
+def test_parameters_that_a_compiler_does_not_have_are_left_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`max-unswitch-level` was in GCC up to release 12."""
+    older = folder / "older"
+    older.write_text(
+        '#!/bin/sh\ncase "$*" in\n'
+        "*--help=params*) echo '  --param=max-unswitch-insns=  Instructions of a loop.';;\n"
+        "*max-unswitch-level*) echo unrecognized >&2; exit 1;;\n"
+        '*) exec g++ "$@";;\nesac\n'
+    )
+    older.chmod(0o755)
+    monkeypatch.setenv("CXX", str(older))
+    path = folder / "answer.cpp"
+    path.write_text('extern "C" int answer() { return 9; }\n')
+    flags = ["--param=max-unswitch-insns=2000", "--param=max-unswitch-level=6"]
+    assert ctypes.CDLL(str(build.compile_library("answer", [path], cxxflags=flags))).answer() == 9
+    accepted = build._accepted([*flags, "-Wall"], "x86_64", [str(older)])
+    assert accepted == [flags[0], "-Wall"]
+    assert build._accepted(flags, "x86_64", []) == [], "ziglang is clang"
+
+
 def test_verilog_is_named_by_its_key_and_extra_sources(folder: Path) -> None:
     extra = folder / "extra.py"
     extra.write_text("a")
