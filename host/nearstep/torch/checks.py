@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -103,15 +103,31 @@ def shares_memory(tensor: Tensor) -> bool:
     return bool(np.unique(places.numpy()).size < tensor.numel())
 
 
-def check_memory(parameters: Mapping[Tensor, str]) -> None:
-    """Raise `ParameterError` for parameters, given with their names, that are views of one
-    memory."""
-    names: dict[int, str] = {}
+def check_memory(parameters: Mapping[Tensor, str], *, parts: Collection[Tensor] = ()) -> None:
+    """Raise `ParameterError` for parameters that are views of one memory, unless all of the views
+    are `parts`: contiguous, without a common byte.
+
+    Parameters
+    ----------
+    parameters : their names.
+    """
+    views: dict[int, list[Tensor]] = {}
+    parts = {*parts}
     for parameter, name in parameters.items():
         storage = parameter.untyped_storage()
-        other = names.setdefault(storage._cdata, name)
-        if other is not name and storage.nbytes():
-            raise ParameterError(name, "in memory of its own", f"in that of {other}")
+        others = views.setdefault(storage._cdata, []) if storage.nbytes() else []
+        for other in others:
+            if not ({parameter, other} <= parts and _are_apart(parameter, other)):
+                raise ParameterError(
+                    name, "in memory of its own", f"in that of {parameters[other]}"
+                )
+        others.append(parameter)
+
+
+def _are_apart(one: Tensor, other: Tensor) -> bool:
+    first, second = sorted((one, other), key=lambda each: each.storage_offset())
+    contiguous = one.is_contiguous() and other.is_contiguous()
+    return contiguous and first.storage_offset() + first.numel() <= second.storage_offset()
 
 
 def check_gradient(name: str, parameter: Tensor, gradient: Tensor) -> None:

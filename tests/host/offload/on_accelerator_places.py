@@ -223,7 +223,8 @@ def test_places_are_loaded_again_after_every_stream_that_used_them(
         engine.close()
     del model, optimizer, engine
     gc.collect()
-    accelerator.hazards()  # the vector was freed too early
+    if is_fake:
+        accelerator.hazards()  # the vector was freed too early
 
 
 def test_places_of_the_host_are_written_when_every_stream_has_read_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from nearstep.torch.errors import EarlyUpdateError, InterruptedStepError, Parame
 from nearstep.torch.offload.errors import BudgetError
 
 from .models import WIDTH
-from .training import Made, alike, assert_like_plain, bits, loss_of, stack, steps
+from .training import GOLDEN, Made, alike, assert_like_plain, bits, loss_of, stack, steps
 
 LAYER = 4 * (WIDTH * WIDTH + WIDTH)
 LAYERS = 6
@@ -202,6 +203,52 @@ def test_parameters_that_are_views_of_one_tensor() -> None:
     for parameter, part in zip(model.parameters(), parts, strict=True):
         parameter.data = part.view_as(parameter)
     with pytest.raises(ParameterError, match=r"layers\.0\.bias must be in memory of its own"):
+        nearstep.offload(model, optimizer, budget="400%")
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
+
+
+def flattened(module: nn.LSTM) -> nn.LSTM:
+    """Its weights in one memory, as cuDNN wants them."""
+    weights = list(module.parameters())
+    flat = torch.cat([each.detach().reshape(-1) for each in weights])
+    for each, part in zip(weights, flat.split([each.numel() for each in weights]), strict=True):
+        each.data = part.view_as(each)
+    return module
+
+
+@pytest.mark.parametrize("policy", ["prefetch", "on-demand", "memferry"])
+def test_weights_of_recurrent_modules_may_be_in_one_memory(policy: Any) -> None:
+    x = torch.randn(3, 5, WIDTH, generator=torch.Generator().manual_seed(4))
+
+    def trained(flat: bool) -> list[Any]:
+        torch.manual_seed(5)
+        model = nn.LSTM(WIDTH, WIDTH, num_layers=2)
+        model = flattened(model) if flat else model
+        optimizer = nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+        if flat:
+            engine = nearstep.offload(model, optimizer, budget="200%", policy=policy)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x)[0].square().mean().backward()
+            optimizer.step()
+        if flat:
+            assert engine.report().peak <= engine.budget
+            engine.close()
+        return bits(model.state_dict())
+
+    assert trained(True) == trained(False)
+
+
+def test_one_memory_of_a_recurrent_module_and_another_is_refused() -> None:
+    model = nn.Sequential(flattened(nn.LSTM(WIDTH, WIDTH)), nn.Linear(WIDTH, WIDTH))
+    model[1].bias.data = model[0].bias_hh_l0.data[:WIDTH]
+    optimizer = nearstep.optim.AdamW(model.parameters(), device=GOLDEN)
+    with pytest.raises(ParameterError, match=r"1\.bias must be in memory of its own"):
+        nearstep.offload(model, optimizer, budget="400%")
+    model = flattened(nn.LSTM(WIDTH, WIDTH))
+    model.bias_hh_l0.data = model.bias_ih_l0.data
+    optimizer = nearstep.optim.AdamW(model.parameters(), device=GOLDEN)
+    with pytest.raises(ParameterError, match=r"bias_hh_l0 must be in memory of its own"):
         nearstep.offload(model, optimizer, budget="400%")
     assert {type(each) for each in model.parameters()} == {nn.Parameter}
 

@@ -107,11 +107,12 @@ class Engine:
         direct = self.plan is None or any(p.forward or p.gradient for p in places.values())
         if policy == "memferry" and direct and self._names.device.type != "cpu":
             check_mapped(self._names.device)
-        smallest = smallest_budget(model, parameters, places)
+        smallest = smallest_budget(model, self._names, places)
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
             raise BudgetError(what, smallest, self.budget, parameters=self._bytes)
         optimizer.keep_apart()
+        self._names.separate()
         self._optimizer = optimizer
         self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
         copies = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ class Names:
     ----------
     parameters : first name of each parameter.
     device : device that layers compute on.
+    flattened : weights of recurrent modules, which cuDNN has put into one memory a module.
 
     Raises
     ------
@@ -53,7 +54,16 @@ class Names:
             _check_waiting(name, parameter, optimizer)
         self.device = _one_device(parameters)
         # A parameter of `init` is in an extent of its own on the device.
-        check_memory({p: name for p, name in parameters.items() if unclaimed(p) is None})
+        present = {p: name for p, name in parameters.items() if unclaimed(p) is None}
+        self.flattened = _flattened(model)
+        check_memory(present, parts=self.flattened)
+
+    def separate(self) -> None:
+        """Copy each parameter of `flattened` to memory of its own, since parameters come and go one
+        by one."""
+        with torch.no_grad():
+            for parameter in self.flattened:
+                parameter.data = parameter.data.clone()
 
     def check(self) -> None:
         """Raise `ChangedModelError` if names or parameters have changed."""
@@ -72,31 +82,40 @@ class Names:
             )
 
 
-def smallest_budget(
-    model: nn.Module, parameters: Sequence[Tensor], in_place: Mapping[Tensor, InPlace]
-) -> int:
+def _flattened(model: nn.Module) -> list[Tensor]:
+    found: list[Tensor] = []
+    for module in model.modules():
+        weights = list(module.parameters(recurse=False)) if isinstance(module, nn.RNNBase) else []
+        present = {each.untyped_storage()._cdata for each in weights if unclaimed(each) is None}
+        found += weights if len(present) == 1 < len(weights) else []
+    return found
+
+
+def smallest_budget(model: nn.Module, names: Names, in_place: Mapping[Tensor, InPlace]) -> int:
     """Return the bytes of the smallest budget in which every module can use its own parameters at
     once and backward can make their gradients.
 
     Parameters
     ----------
-    parameters : all parameters; those in no module are used one at a time.
+    names : of all parameters; those in no module are used one at a time.
     in_place : accesses that are not charged, by parameter.
     """
     groups: list[list[Tensor]] = [list(each.parameters(recurse=False)) for each in model.modules()]
-    groups += [[parameter] for parameter in parameters]
+    groups += [[parameter] for parameter in names.parameters]
+    flattened = {*names.flattened}
+
+    def needed(parameter: Tensor, in_place: InPlace) -> int:
+        own = parameter.numel() * parameter.element_size()
+        found = waiting_copy(parameter)
+        held = parameter.untyped_storage().nbytes() if found is None else found.nbytes
+        held = own if parameter in flattened else held
+        held = 0 if in_place.forward and in_place.backward else held
+        return held + (own if parameter.requires_grad and not in_place.spares_gradient else 0)
+
     return max(
-        (sum(_needed(each, in_place.get(each, NOTHING)) for each in group) for group in groups),
+        (sum(needed(each, in_place.get(each, NOTHING)) for each in group) for group in groups),
         default=0,
     )
-
-
-def _needed(parameter: Tensor, in_place: InPlace) -> int:
-    gradient = parameter.numel() * parameter.element_size() if parameter.requires_grad else 0
-    found = waiting_copy(parameter)
-    held = parameter.untyped_storage().nbytes() if found is None else found.nbytes
-    held = 0 if in_place.forward and in_place.backward else held
-    return held + (0 if in_place.spares_gradient else gradient)
 
 
 def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, ComputeCopy]) -> int:
