@@ -11,7 +11,9 @@ from harness import ROOT, Results, track
 
 sys.path.insert(0, str(ROOT / "examples"))
 
-from gpt import Gpt, sized
+from gpt import Gpt as Gpt
+from gpt import GptConfig as GptConfig
+from gpt import sized
 from stdlib_text import Batches, Text, load_text
 from trainer import Trainer
 

@@ -105,7 +105,7 @@ class Gpt(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits (batch, time, vocabulary) for int64 `tokens` (batch, time)."""
-        positions = torch.arange(tokens.shape[1])
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)
         for block in self.blocks:
             x = block(x)

@@ -18,7 +18,7 @@ Reads = Literal["once", "wave", "tile"]
 """
 
 TILE = 128
-MULTIPROCESSORS = {"A100": 108, "V100": 80}
+MULTIPROCESSORS = {"A100": 108, "H100": 132, "H200": 132, "V100": 80}
 """Multiprocessors of GPUs, by a word of their title (datasheets of NVIDIA)."""
 
 

@@ -1,0 +1,158 @@
+"""Training whose optimizer state is in the host's memory, beside a GPU: needs CUDA."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from harness import Results, option, report, script, track
+from training import Gpt, GptConfig
+
+import nearstep
+from nearstep.measure.host import Sizes, measure
+from nearstep.memferry import planner
+from nearstep.memferry.profile import Profile
+from nearstep.torch.memferry import profile
+from nearstep_spec.platform.machine import Platform
+
+GPU = torch.device("cuda")
+WARM_UP = 3
+OPTIONS: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.1}
+
+
+class Masters:
+    """torch alone: parameters and state in the host's memory, copies before and after a step."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.own = list(model.parameters())
+        self.masters = [each.detach().cpu().pin_memory().requires_grad_() for each in self.own]
+        self.gradients = [torch.empty_like(each).pin_memory() for each in self.masters]
+        self.optimizer = torch.optim.AdamW(self.masters, fused=True, **OPTIONS)
+
+    def zero_grad(self) -> None:
+        for each in self.own:
+            each.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for own, master, gradient in zip(self.own, self.masters, self.gradients, strict=True):
+            gradient.copy_(own.grad, non_blocking=True)
+            master.grad = gradient
+        torch.cuda.synchronize()
+        self.optimizer.step()
+        for own, master in zip(self.own, self.masters, strict=True):
+            own.copy_(master, non_blocking=True)
+
+
+def trained(
+    model_of: Callable[[], Gpt], tokens: torch.Tensor, steps: int, way: str, **offload: Any
+) -> tuple[Results, list[torch.Tensor]]:
+    """Train one way; figures, and the parameters."""
+    model = model_of()
+    optimizer: Any
+    if way == "torch, all in GPU memory":
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True, **OPTIONS)
+    elif way == "torch, state in the host's memory":
+        optimizer = Masters(model)
+    else:
+        optimizer = nearstep.optim.AdamW(model.parameters(), device="host:", **OPTIONS)
+    row: Results = {"way": way}
+    with nearstep.offload(model, optimizer, **offload) if offload else nullcontext() as engine:
+        seconds = []
+        for step in range(WARM_UP + steps):
+            if step == WARM_UP:
+                torch.cuda.reset_peak_memory_stats()
+            torch.cuda.synchronize()
+            begun = time.perf_counter()
+            optimizer.zero_grad()
+            model.loss(tokens).backward()
+            optimizer.step()
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begun)
+        row["s"] = statistics.median(seconds[WARM_UP:])
+        row["peak_bytes"] = torch.cuda.max_memory_allocated()
+        if engine is not None:
+            row["budget"], row["charged"] = engine.budget, engine.report().peak
+            modes = [] if engine.plan is None else [*engine.plan.layers.values()]
+            row["modes"] = {
+                mode: sum(each.mode.name == mode for each in modes)
+                for mode in ("GFGB", "DHA", "DFGB")
+            }
+    return row, [each.detach().cpu().clone() for each in model.parameters()]
+
+
+def differing(one: list[torch.Tensor], other: list[torch.Tensor]) -> int:
+    pairs = zip(one, other, strict=True)
+    return sum(int((a.view(torch.int32) != b.view(torch.int32)).sum()) for a, b in pairs)
+
+
+def machine() -> Platform:
+    """This machine, measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        return measure(Path(folder), Sizes(file_bytes=1 << 28))
+
+
+def profiled(model: Gpt, tokens: torch.Tensor, here: Platform) -> Profile:
+    rate = here.processors["cpu"].adam_params_per_s
+    assert rate is not None, "it was measured"
+    return profile(model, lambda: model.loss(tokens).backward(), platform=here, gpu="gpu0",
+        source="measured", host_params_per_s=rate.value)  # fmt: skip
+
+
+@script
+def main(
+    layers: Annotated[int, option("of the GPT")] = 24,
+    width: Annotated[int, option("of the GPT")] = 1024,
+    batch: Annotated[int, option("sequences")] = 8,
+    sequence: Annotated[int, option("tokens")] = 512,
+    budget: Annotated[str, option("of parameters and gradients in GPU memory")] = "50%",
+    steps: Annotated[int, option("measured, after the first three")] = 5,
+) -> None:
+    """Measure each way, and write build/bench/gpu.json; without CUDA, say so."""
+    if not torch.cuda.is_available():
+        print("bench_gpu: torch finds no CUDA here: nothing was measured")
+        return
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    config = GptConfig(layers=layers, heads=width // 64, width=width, context=sequence)
+
+    def model_of() -> Gpt:
+        torch.manual_seed(1)
+        return Gpt(config).to(GPU)
+
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(256, (batch, sequence + 1), generator=generator).to(GPU)
+    here = machine()
+    parameters = sum(each.numel() for each in model_of().parameters())
+    found = profiled(model_of(), tokens, here)
+    fits = int(float(budget.rstrip("%")) / 100 * 4 * parameters)
+    planned = planner.make(found, budget=fits)
+    train = partial(trained, model_of, tokens, steps)
+    ways = [
+        partial(train, "torch, all in GPU memory"),
+        partial(train, "torch, state in the host's memory"),
+        *(
+            partial(train, f"{policy}, {updates}", policy=policy, updates=updates, budget=budget,
+                **({"profile": found} if policy == "memferry" else {}))
+            for policy in ("prefetch", "memferry")
+            for updates in ("at-step", "in-backward")
+        ),
+    ]  # fmt: skip
+    rows, reference = [], None
+    for way in track(ways, "ways to train"):
+        row, values = way()
+        if row["way"].startswith("torch, state"):
+            reference = values
+        row["bits"] = None if reference is None else differing(values, reference)
+        rows.append(row)
+        torch.cuda.empty_cache()
+    report("gpu", parameters=parameters, batch=batch, sequence=sequence, rows=rows,
+        gpu=here.processors["gpu0"].title, threads=torch.get_num_threads(),
+        link_bytes_per_s=here.links["pcie0"].bytes_per_s.value,
+        host_params_per_s=here.processors["cpu"].adam_params_per_s.value,
+        planned_s=planned.total / 1e12, budget=fits,
+        compute_s=sum(each.forward_s + each.backward_s for each in found.layers))  # fmt: skip
