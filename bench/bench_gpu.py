@@ -1,5 +1,6 @@
 """Training whose optimizer state is in the host's memory, beside a GPU: needs CUDA."""
 
+import os
 import statistics
 import tempfile
 import time
@@ -117,7 +118,9 @@ def main(
     if not torch.cuda.is_available():
         print("bench_gpu: torch finds no CUDA here: nothing was measured")
         return
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it would be measured
     config = GptConfig(layers=layers, heads=width // 64, width=width, context=sequence)
 
     def model_of() -> Gpt:

@@ -147,6 +147,13 @@ class Segment:
     def arenas(self) -> Sequence[Arenas]:
         return self._arenas
 
+    def host_array(self, array: str) -> NDArray[Any] | None:
+        """The whole array where the device has it, if that is memory of this process; else None."""
+        backend, held = self._device.backend, self._arenas[0].get(array)
+        if held is None or not backend.is_host_memory or self.elsewhere(array) is not None:
+            return None
+        return backend.host_view(held.address, held.nbytes).view(held.dtype)
+
     def elsewhere(self, array: str) -> Elsewhere | None:
         """The array's store while the array is not in device memory; None while it is."""
         return None

@@ -54,6 +54,7 @@ class DeviceGradient:
         self._negated = False
         self._divisor = 1.0
         self._coming = None if wait is None else (gradient, wait)
+        self._is_lent = False
         if wait is None:
             self._write(extent, gradient)
 
@@ -62,8 +63,15 @@ class DeviceGradient:
         if self._coming is not None:
             gradient, wait = self._coming
             wait()
-            self._write(self._extent, gradient)
+            self._is_lent = self._extent.segment.host_array(self.array) is not None
+            self._write(self._extent, gradient, lends=self._is_lent)
             self._coming = None
+
+    def end(self) -> None:
+        """Free the gradient; `land` may have lent its memory to the device, which is this
+        process."""
+        if self._is_lent:
+            self._extent.end_loan(self.array)
 
     def add(self, gradient: Tensor) -> None:
         """Add another gradient as autograd does, rounded to the dtype of the first.
@@ -138,11 +146,12 @@ class DeviceGradient:
             return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
         return torch.from_numpy(array).to(self.dtype)
 
-    def _write(self, part: Extent, values: Tensor) -> None:
+    def _write(self, part: Extent, values: Tensor, *, lends: bool = False) -> None:
         wide = self.form == "fp32"
         array = convert.to_float32(values) if wide else convert.to_words(values)
         self._traffic.gradients_down += array.nbytes
-        part.write(self.array, array)
+        if not (lends and part.lend(self.array, array)):
+            part.write(self.array, array)
 
 
 _GRAD: Any = Tensor.grad

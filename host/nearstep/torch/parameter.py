@@ -92,6 +92,7 @@ class DeviceParameter:
         self._formats = formats
         self.last_seen: str | int | NDArray[Any] | None = None
         self._lent: list[str] = []
+        self.reader: torch.Event | None = None  # after the last copy from the device's own memory
         self._landing: NDArray[np.float32] | None = None  # set by the comparison before a step
         self._home: NDArray[np.float32] | None = None  # the master, if updated in host memory
         self._loaded_master: NDArray[np.float32] | None = None
@@ -223,6 +224,7 @@ class DeviceParameter:
     def load_master(self, value: Tensor | None) -> None:
         """Make the next step send the parameter, with a saved master's bits where both agree."""
         self.interrupted = None
+        self._end_reads()
         if self.offloaded:
             if not self.keeps_master or self._p != "fp32":
                 return
@@ -247,6 +249,7 @@ class DeviceParameter:
         no other master, nothing to send and nothing to fetch. `check_size` has been called.
         """
         checked, self._checked = self._checked, False
+        self._end_reads()
         if checked or self.offloaded or self._lend_parameter() or self._is_as_left:
             return
         self._send_master(sends)
@@ -313,11 +316,33 @@ class DeviceParameter:
             self.copy_into(self.parameter)
         self.arrived(self.parameter)
 
-    def arrived(self, copy: Tensor) -> None:
-        """Record that the offloaded parameter is on the host again, with the contents of `copy`."""
+    def arrived(self, copy: Tensor | None) -> None:
+        """Record that the offloaded parameter is on the host again, with the contents of `copy`;
+        None: the caller knows whether the parameter has changed since."""
         self.offloaded = False
         exact = self._current != "p" or not self.keeps_master
-        self._leave(self._current if exact else None, copy)
+        if copy is not None:
+            self._leave(self._current if exact else None, copy)
+
+    def source(self) -> tuple[NDArray[Any], Tensor] | None:
+        """Return the array of the segment that has an offloaded parameter, and the parameter as a
+        flat tensor on it, if it is in memory of this process in the parameter's format; else None.
+
+        Who copies from there asynchronously sets `reader`: a write waits for it.
+        """
+        segment, name = self.extent.segment, self._current
+        whole = segment.host_array(name)
+        form = self._p if name == "p" else convert.NAMES[self.parameter.dtype]
+        if whole is None or convert.DTYPES[form] != self.parameter.dtype:
+            return None
+        own = whole[self.extent.start : self.extent.start + self.extent.count]
+        self._traffic.parameters_up += own.nbytes
+        return whole, torch.from_numpy(own).view(self.parameter.dtype)
+
+    def _end_reads(self) -> None:
+        if self.reader is not None:
+            self.reader.synchronize()
+            self.reader = None
 
     @property
     def current(self) -> str:
@@ -341,6 +366,7 @@ class DeviceParameter:
             convert.store(array, tensor)
 
     def _send_master(self, sends: Sends) -> None:
+        self._end_reads()
         master = self.host_master()
         sends.send(Sending(self.extent, "p", master, self._sent_master))
         self._traffic.masters_down += master.nbytes
@@ -410,7 +436,8 @@ class DeviceParameter:
     def move_out(self) -> None:
         """Forget every array but the master: the optimizer no longer exists."""
         self._current = "p"
-        self.held = self.interrupted = None
+        self.release_gradient()
+        self.interrupted = None
         self.last_seen = self._home = self._landing = self._seen = self._loaded_master = None
 
     def hold_gradient(self, gradient: Tensor, wait: Callable[[], None] | None = None) -> None:
@@ -431,11 +458,17 @@ class DeviceParameter:
 
     def release_gradient(self) -> None:
         """Free the device's gradient."""
+        self._end_gradient()
         self.held = None
 
     def spend_gradient(self) -> None:
         """Free the device's gradient, which cannot be used again until it is reset."""
+        self._end_gradient()
         self.held = SpentGradient()
+
+    def _end_gradient(self) -> None:
+        if isinstance(self.held, DeviceGradient):
+            self.held.end()
 
     def interrupt(self, name: str) -> None:
         """Record that the error called `name` interrupted a step of this parameter."""

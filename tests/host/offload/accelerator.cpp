@@ -46,7 +46,7 @@ struct Allocator final : c10::Allocator {
 Allocator allocator;
 REGISTER_ALLOCATOR(kType, &allocator)
 
-void unpin(void* data) {
+void forget_pinned(void* data) {
   std::lock_guard<std::recursive_mutex> lock(mutex);
   // It is handed out again at once, but after copies that used it, and what else their streams did.
   Block& block = pinned.at(static_cast<char*>(data));
@@ -54,7 +54,19 @@ void unpin(void* data) {
   check(block.access.read, kHost, "pinned memory freed after a read", block.recorded);
   for (int stream = 0; stream < kStreams; stream++) run_all(stream);
   pinned.erase(static_cast<char*>(data));
+}
+
+void unpin(void* data) {
+  forget_pinned(data);
   std::free(data);
+}
+
+// Memory that somebody else has: pinned until it is not.
+void pin(const at::Tensor& memory, bool begins) {
+  std::lock_guard<std::recursive_mutex> lock(mutex);
+  char* data = static_cast<char*>(memory.mutable_data_ptr());
+  if (begins) pinned[data].bytes = memory.nbytes();
+  else forget_pinned(data);
 }
 
 struct PinnedAllocator final : c10::Allocator {
@@ -376,5 +388,6 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 TORCH_LIBRARY(nearstep_accelerator, m) {
   m.def("hazards() -> str[]", take_hazards);
   m.def("counts() -> int[]", counts);
+  m.def("pin(Tensor memory, bool begins) -> ()", pin);
   m.def("mapped(Tensor(a) flat) -> Tensor(a)", mapped);
 }

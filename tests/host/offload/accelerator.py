@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
-from nearstep.torch.offload.mapped import MAPPERS
+from nearstep.torch.offload.mapped import MAPPERS, PINNERS
 from nearstep_spec.cache import cache_dir, once
 
 SOURCE = Path(__file__).with_suffix(".cpp")
@@ -53,6 +54,12 @@ def load() -> None:
     )
     torch._register_device_module("accel", module)
     MAPPERS["accel"] = lambda flat, device: torch.ops.nearstep_accelerator.mapped(flat)
+
+    def pin(memory: torch.Tensor) -> Callable[[], None]:
+        torch.ops.nearstep_accelerator.pin(memory, True)
+        return partial(torch.ops.nearstep_accelerator.pin, memory, False)
+
+    PINNERS["accel"] = pin
 
 
 def hazards() -> list[str]:

@@ -22,6 +22,7 @@ from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.memferry import profile
 from nearstep.torch.offload.mapped import MAPPERS
 from nearstep.torch.offload.streams import Arrival, Download, Streams
+from nearstep.torch.parameter import DeviceParameter
 
 from . import accelerator, training
 from .models import WIDTH
@@ -439,6 +440,38 @@ def test_a_gradient_that_cannot_be_sent_is_not_counted_for_ever(
 
 
 # The checker of orders of streams is one that trips.
+
+
+def test_an_update_waits_for_copies_from_the_memory_of_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The forward before a step has the parameters from before the step."""
+    waited, ends = [], DeviceParameter._end_reads
+
+    def seen(parameter: DeviceParameter) -> None:
+        waited.append(parameter.reader)
+        ends(parameter)
+
+    def outputs(model: nn.Module, optimizer: Any) -> list[Any]:
+        found = []
+        for number in range(3):
+            x = torch.full((4, WIDTH), number + 1.0, device=COMPUTE)
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                out = model(x)
+            optimizer.step()
+            found.append(bits(out))
+        return found
+
+    expected = outputs(*stack())
+    monkeypatch.setattr(DeviceParameter, "_end_reads", seen)
+    model, optimizer = stack(device=HOST)
+    with nearstep.offload(model, optimizer, budget="60%"):
+        assert outputs(model, optimizer) == expected
+        assert sum(each is not None for each in waited) >= 3 * len(model), "in each step"
+        table = optimizer.table.parameters.values()
+        assert not any(each.reader for each in table if each.offloaded)
 
 
 def without_waiting_for_memory(self: Streams, staged: Tensor, target: Tensor) -> Arrival:

@@ -283,13 +283,25 @@ class ComputeCopy:
                 self.refresh()
             else:
                 with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                    staged = streams.staging(like)
-                    self.resident.copy_into(staged)
+                    source = self._source(streams)
+                    staged = streams.staging(like) if source is None else source
+                    if source is None:
+                        self.resident.copy_into(staged)
                     self.arrival = streams.upload(staged, empty)
+                    if source is not None:
+                        self.arrival.is_compared = False
+                        self.resident.reader = self.arrival.event
         except BaseException:
             self._set_data(self._away)
             raise
         self._arrive()
+
+    def _source(self, streams: Streams) -> Tensor | None:
+        """Return the parameter in the owner's memory, pinned, if that is memory of this process."""
+        found = self.resident.source() if self.like.is_contiguous() else None
+        if found is None or not streams.pins(found[0]):
+            return None
+        return found[1].view(self.like.size())
 
     def _fetch_direct(self, memory: Memory) -> None:
         while self._readers:  # the memory may be reused while these still read it

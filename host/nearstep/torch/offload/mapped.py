@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,6 +36,21 @@ def _on_cuda(flat: Tensor, device: torch.device) -> Tensor:
 MAPPERS: MutableMapping[str, Callable[[Tensor, torch.device], Any]] = {"cuda": _on_cuda}
 """By type of accelerator: makes an accelerator tensor with a new storage on the memory of a flat
 tensor, pinned or on the accelerator, and keeps the flat tensor alive."""
+
+
+def _pin_for_cuda(memory: Tensor) -> Callable[[], None]:
+    cudart: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    torch.cuda.check_error(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    return partial(_check_cuda, cudart.cudaHostUnregister, memory.data_ptr())
+
+
+def _check_cuda(function: Callable[[int], Any], address: int) -> None:
+    torch.cuda.check_error(function(address))
+
+
+PINNERS: MutableMapping[str, Callable[[Tensor], Callable[[], None]]] = {"cuda": _pin_for_cuda}
+"""By type of accelerator: pins a flat tensor of the host, whose owner keeps the memory; returns
+what ends that."""
 
 
 def apart(memory: Tensor) -> Tensor:

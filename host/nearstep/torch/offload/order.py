@@ -39,6 +39,7 @@ class UseOrder:
         for position, (key, _) in enumerate(self._expected):
             self._positions[key].append(position)
         self._at = 0
+        self._next: dict[int, int] = {}
 
     def used(self, key: int, in_backward: bool) -> None:
         """Record a use of a parameter."""
@@ -47,7 +48,10 @@ class UseOrder:
         positions = self._positions.get(key)
         if positions:
             found = bisect_left(positions, self._at)
-            self._at = positions[found if found < len(positions) else 0] + 1
+            if found == len(positions):
+                found = 0
+                self._next.clear()
+            self._at = positions[found] + 1
         if len(self._seen) >= self._most:
             self.end_period()
 
@@ -58,13 +62,16 @@ class UseOrder:
     def distance(self, key: int) -> int:
         """Return the number of expected uses before the parameter's next one; more than of any
         other parameter if no use is expected."""
-        positions = self._positions.get(key)
-        if not positions:
-            return 2 * len(self._expected) + 1
-        found = bisect_left(positions, self._at)
-        if found < len(positions):
-            return positions[found] - self._at
-        return positions[0] + len(self._expected) - self._at
+        place = self._next.get(key, -1)
+        if place < self._at:
+            positions = self._positions.get(key)
+            if not positions:
+                return 2 * len(self._expected) + 1
+            found = bisect_left(positions, self._at)
+            later = found < len(positions)
+            place = positions[found] if later else positions[0] + len(self._expected)
+            self._next[key] = place
+        return place - self._at
 
     def upcoming(self) -> Sequence[Use]:
         """Return the uses expected until the period ends; no further, as the step then changes

@@ -5,16 +5,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nearstep.torch.offload.errors import CaptureError
-from nearstep.torch.offload.mapped import mapped
+from nearstep.torch.offload.mapped import PINNERS, mapped
 from nearstep.torch.parameter import DeviceParameter
 
 WORDS = {2: torch.int16, 4: torch.int32}
 """Integer dtypes by bytes: integer operations keep all bits, those of NaN included."""
+
+Pinned = dict[int, tuple[Tensor, Callable[[], None]]]
+"""Memory that is pinned, and what ends that, by address."""
 
 
 class Arrival:
@@ -30,6 +36,7 @@ class Arrival:
 
     Attributes
     ----------
+    is_compared : the owner finds changes by the program by a comparison with what was copied.
     staged : source of the copy in pinned memory, until `land`.
     """
 
@@ -42,9 +49,10 @@ class Arrival:
         staged: Tensor | None = None,
     ) -> None:
         self.staged = staged
+        self.event = event
+        self.is_compared = True
         self._device = device
         self._home = _current(device)
-        self._event = event
         self._mapped = mapped
         self._used = used
         self._met: set[torch.Stream] = set()
@@ -52,7 +60,7 @@ class Arrival:
     def land(self, resident: DeviceParameter) -> None:
         """Mark the parameter as equal to the copied data."""
         if self.staged is not None:
-            resident.arrived(self.staged)
+            resident.arrived(self.staged if self.is_compared else None)
             self.staged = None
 
     def meet(self, parameter: Tensor) -> None:
@@ -61,8 +69,8 @@ class Arrival:
         stream = _current(self._device)
         if stream in self._met:
             return
-        if self._event is not None:
-            stream.wait_event(self._event)
+        if self.event is not None:
+            stream.wait_event(self.event)
         if self._mapped is not None:
             _tell(self._mapped, self._device)
         elif stream != self._home:
@@ -84,8 +92,8 @@ class Arrival:
 
     def drop(self) -> None:
         """Free the unused memory: make its stream wait for the copy before the memory is reused."""
-        if self._event is not None:
-            self._home.wait_event(self._event)
+        if self.event is not None:
+            self._home.wait_event(self.event)
 
 
 @dataclass(eq=False)
@@ -130,6 +138,23 @@ class Streams:
         self._departures: list[Download] = []
         self._users: set[torch.Stream] = set()
         self._vector: Tensor | None = None
+        self._pinned: Pinned = {}
+
+    def pins(self, array: NDArray[Any]) -> bool:
+        """Pin the memory of an array until `close`, so that copies need no staging; return whether
+        the type of accelerator can.
+
+        Raises
+        ------
+        RuntimeError : the system cannot pin as much.
+        """
+        pin = PINNERS.get(self._device.type)
+        if pin is None:
+            return False
+        if array.ctypes.data not in self._pinned:
+            memory = torch.from_numpy(array.view(np.uint8))
+            self._pinned[array.ctypes.data] = memory, pin(memory)
+        return True
 
     def load_into(self, vector: Tensor | None) -> None:
         """Upload parameters to slices of this vector from now on; None: to memory of their own.
@@ -157,7 +182,7 @@ class Streams:
         """When `owner`, which has memory of running copies, is collected, make the current stream
         wait for both copy streams, so that the memory is reused only after the copies."""
         both = self._up, self._down
-        weakref.finalize(owner, _join, self._device, both).atexit = False
+        weakref.finalize(owner, _join, self._device, both, self._pinned).atexit = False
 
     @property
     def departing_bytes(self) -> int:
@@ -226,11 +251,21 @@ class Streams:
         """Wait for all copies, so that users of the memory need not wait."""
         self.finish()
         self._up.synchronize()
+        _unpin(self._pinned)
 
 
-def _join(device: torch.device, streams: Iterable[torch.Stream]) -> None:
+def _join(device: torch.device, streams: Iterable[torch.Stream], pinned: Pinned) -> None:
     for each in streams:
         _current(device).wait_stream(each)
+        if pinned:
+            each.synchronize()
+    _unpin(pinned)
+
+
+def _unpin(pinned: Pinned) -> None:
+    while pinned:
+        _, end = pinned.popitem()[1]
+        end()
 
 
 def _tell(pinned: Tensor, device: torch.device) -> None:
