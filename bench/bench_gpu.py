@@ -95,7 +95,7 @@ def differing(one: list[torch.Tensor], other: list[torch.Tensor]) -> int:
 def machine() -> Platform:
     """This machine, measured."""
     with tempfile.TemporaryDirectory() as folder:
-        return measure(Path(folder), Sizes(file_bytes=1 << 28))
+        return measure(Path(folder), Sizes(file_bytes=1 << 26, copy_bytes=1 << 27, matrix=1024))
 
 
 def profiled(model: Gpt, tokens: torch.Tensor, here: Platform) -> Profile:

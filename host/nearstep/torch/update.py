@@ -105,8 +105,10 @@ class Stepper:
             own = [each for each in buckets if each.group == index]
             for position in _others(len(parameters), own):
                 parameter = parameters[position]
+                if not (only is None or parameter in only):
+                    continue
                 gradient = self._gradient(parameter)
-                if gradient is None or not (only is None or parameter in only):
+                if gradient is None:
                     continue
                 if not (found or own):
                     table.check_group(group)

@@ -303,15 +303,23 @@ class ComputeCopy:
             return None
         return found[1].view(self.like.size())
 
+    def _write_mapped(self, staged: Tensor) -> None:
+        """Write the owner's values to host memory that the parameter is mapped to, or will be."""
+        found = self.resident.source() if self.like.is_contiguous() else None
+        if found is None:
+            self.resident.copy_into(staged)
+        else:
+            staged.copy_(found[1].view(self.like.size()))  # by all threads
+        self.resident.arrived(staged if found is None else None)
+
     def _fetch_direct(self, memory: Memory) -> None:
         while self._readers:  # the memory may be reused while these still read it
             self._readers.pop().synchronize()
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             staged = memory(self.like)
             here = mapped(staged, self._away.device)
-            self.resident.copy_into(staged)
+            self._write_mapped(staged)
             self._set_data(here)
-            self.resident.arrived(staged)
         self.arrival = Arrival(self._away.device, mapped=staged)
         self._arrive()
 
@@ -331,8 +339,15 @@ class ComputeCopy:
 
     def refresh(self) -> None:
         """Copy the owner's values into the present memory."""
-        if self.arrival is not None:
-            self.arrival.gather()
+        arrival = self.arrival
+        if arrival is not None and arrival.mapped is not None:
+            for each in arrival.leave():
+                each.synchronize()
+            with torch.no_grad():
+                self._write_mapped(arrival.mapped)
+            return
+        if arrival is not None:
+            arrival.gather()
         with torch._C.DisableTorchFunctionSubclass():
             self.resident.pull()
 

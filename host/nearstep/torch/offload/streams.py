@@ -53,7 +53,7 @@ class Arrival:
         self.is_compared = True
         self._device = device
         self._home = _current(device)
-        self._mapped = mapped
+        self.mapped = mapped
         self._used = used
         self._met: set[torch.Stream] = set()
 
@@ -71,8 +71,8 @@ class Arrival:
             return
         if self.event is not None:
             stream.wait_event(self.event)
-        if self._mapped is not None:
-            _tell(self._mapped, self._device)
+        if self.mapped is not None:
+            _tell(self.mapped, self._device)
         elif stream != self._home:
             parameter.record_stream(stream)
         self._used(stream)
@@ -88,7 +88,7 @@ class Arrival:
     def leave(self) -> list[torch.Event]:
         """Return events after the last uses of the memory, if the memory is mapped from the
         host."""
-        return [] if self._mapped is None else [each.record_event() for each in self._met]
+        return [] if self.mapped is None else [each.record_event() for each in self._met]
 
     def drop(self) -> None:
         """Free the unused memory: make its stream wait for the copy before the memory is reused."""
