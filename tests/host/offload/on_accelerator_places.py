@@ -99,6 +99,28 @@ def test_memory_of_a_gradient_that_is_written_is_free_when_its_kernel_is_launche
     assert held[0][1] == held[1][1]  # of activations
 
 
+def test_parameters_in_place_are_sent_to_the_memory_of_the_host_if_they_were_changed() -> None:
+    model, optimizer = stack(device="host:")
+    plan = places(model, {str(i): Decision(Mode.DHA) for i in range(len(model))})
+    with nearstep.offload(model, optimizer, policy="memferry", plan=plan, budget="100%"):
+        step(model, optimizer)
+        before = optimizer.traffic.masters_down
+        for _ in range(2):
+            step(model, optimizer)
+        assert optimizer.traffic.masters_down == before
+        with torch.no_grad():
+            model[1].weight.mul_(0.5)
+        step(model, optimizer)
+        assert optimizer.traffic.masters_down == before + 4 * WIDTH * WIDTH
+    other, plain = stack()
+    for _ in range(3):
+        step(other, plain)
+    with torch.no_grad():
+        other[1].weight.mul_(0.5)
+    step(other, plain)
+    assert bits(model.state_dict()) == bits(other.state_dict())
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_bit_of_a_gradient_is_written(dtype: torch.dtype) -> None:
     words = torch.tensor(SPECIAL, dtype=torch.int32).to(torch.int16)

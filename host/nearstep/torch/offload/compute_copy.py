@@ -343,8 +343,9 @@ class ComputeCopy:
         if arrival is not None and arrival.mapped is not None:
             for each in arrival.leave():
                 each.synchronize()
-            with torch.no_grad():
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 self._write_mapped(arrival.mapped)
+                self._version = self.parameter._version
             return
         if arrival is not None:
             arrival.gather()
