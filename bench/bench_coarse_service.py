@@ -109,5 +109,5 @@ def main(
                     ),
                 }
             )
-    options = {"device": device, "rounds": rounds}
+    options = {"device": device.format(processes="N"), "rounds": rounds}
     report("coarse_service", options=options, rows=rows, service_bytes=peak)

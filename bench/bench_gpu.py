@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import torch
 from harness import Results, option, report, script, track
+from torch.nn.functional import linear
 from training import Gpt, GptConfig
 
 import nearstep
@@ -19,10 +20,14 @@ from nearstep.measure.host import Sizes, measure
 from nearstep.memferry import planner
 from nearstep.memferry.profile import Profile
 from nearstep.torch.memferry import profile
+from nearstep.torch.offload.mapped import mapped
 from nearstep_spec.platform.machine import Platform
 
 GPU = torch.device("cuda")
 WARM_UP = 3
+PRODUCTS = [(4096, 1024, 4096), (4096, 4096, 1024), (4096, 1024, 1024), (4096, 1024, 3072),
+    (1024, 1024, 4096), (16384, 1024, 4096)]  # fmt: skip
+"""Rows, inputs and outputs of linear layers whose matrix is read in place."""
 OPTIONS: dict[str, Any] = {"lr": 1e-4, "weight_decay": 0.1}
 
 
@@ -92,6 +97,36 @@ def differing(one: list[torch.Tensor], other: list[torch.Tensor]) -> int:
     return sum(int((a.view(torch.int32) != b.view(torch.int32)).sum()) for a, b in pairs)
 
 
+def in_place(link_bytes_per_s: float) -> list[Results]:
+    """Products with a matrix in GPU memory, and in pinned memory of the host (DHA)."""
+    rows = []
+    for count, inputs, outputs in PRODUCTS:
+        x, g = (torch.randn(count, size, device=GPU) for size in (inputs, outputs))
+        there = torch.randn(outputs, inputs).pin_memory()
+        matrices = there.to(GPU), mapped(there, GPU)
+        forward, backward = (
+            [seconds(partial(of, each)) for each in matrices]
+            for of in (partial(linear, x), partial(torch.mm, g))
+        )
+        read_s = there.nbytes / link_bytes_per_s
+        rows.append({"rows": count, "inputs": inputs, "outputs": outputs,
+            "forward_s": forward[0], "forward_dha_s": forward[1],
+            "forward_reads": (forward[1] - forward[0]) / read_s,
+            "backward_s": backward[0], "backward_dha_s": backward[1],
+            "backward_reads": (backward[1] - backward[0]) / read_s})  # fmt: skip
+    return rows
+
+
+def seconds(action: Callable[[], object], times: int = 5) -> float:
+    for count in (2, times):
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        for _ in range(count):
+            action()
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begun) / times
+
+
 def machine() -> Platform:
     """This machine, measured."""
     with tempfile.TemporaryDirectory() as folder:
@@ -153,9 +188,10 @@ def main(
         row["bits"] = None if reference is None else differing(values, reference)
         rows.append(row)
         torch.cuda.empty_cache()
+    link = here.links["pcie0"].bytes_per_s.value
     report("gpu", parameters=parameters, batch=batch, sequence=sequence, rows=rows,
         gpu=here.processors["gpu0"].title, threads=torch.get_num_threads(),
-        link_bytes_per_s=here.links["pcie0"].bytes_per_s.value,
+        link_bytes_per_s=link, products=in_place(link),
         host_params_per_s=here.processors["cpu"].adam_params_per_s.value,
         planned_s=planned.total / 1e12, budget=fits,
         compute_s=sum(each.forward_s + each.backward_s for each in found.layers))  # fmt: skip
