@@ -214,7 +214,8 @@ class Server:
                 self._client = client
                 function.bus = self._memory
                 with client:
-                    self._talk(client)
+                    if not self._stopped:
+                        self._talk(client)
                 self._client = None
                 function.reset()
                 self._memory.clear()

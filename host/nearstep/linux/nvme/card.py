@@ -31,7 +31,8 @@ def open_controller(url: str, drive: Path, memory_bytes: int) -> NvmeController:
     MismatchError : the device has no kernel, or several channels.
     ArgumentError : a size is invalid.
     OutOfDeviceMemoryError : the card has less memory.
-    UrlError, OptionError, OSError
+    UrlError, OptionError : the name is invalid.
+    OSError : the file cannot be opened.
     """
     card = open_device(url)
     try:
