@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -56,6 +56,14 @@ class GuestRam:
     def _check(self, action: str, address: int, nbytes: int) -> None:
         if address + nbytes > len(self.data):
             raise DmaError(action, address, nbytes, "not mapped")
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 class Queue:
