@@ -123,6 +123,11 @@ def entry(
     return struct.pack("<16I", *words)
 
 
+def ranges_of(*spans: tuple[int, int], namespace: int = 2) -> bytes:
+    """Descriptors of memory ranges: start and bytes of each."""
+    return b"".join(struct.pack("<IIQ16x", namespace, size, start) for start, size in spans)
+
+
 class Guest:
     """Enables a controller as Linux does, with one pair of I/O queues.
 

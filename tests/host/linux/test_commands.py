@@ -17,7 +17,7 @@ from nearstep.linux.nvme.standard import Admin, Choice, Memory, Nvm, Program, St
 from nearstep.updater.arguments import rule_arguments
 from nearstep_spec.rule.rules import OPTIMIZERS
 
-from .guest import DRIVE_BYTES, PAGE, SLM_BYTES, Guest, entry, until
+from .guest import DRIVE_BYTES, PAGE, SLM_BYTES, Guest, entry, ranges_of, until
 
 COUNT = 4096 + 16
 """Parameters of the AdamW runs."""
@@ -28,10 +28,6 @@ def names(
 ) -> list[str]:
     """Names of the statuses of commands."""
     return [Status(guest.run(opcode, nsid, io=io, **row).status).name for nsid, row in rows]
-
-
-def ranges(*spans: tuple[int, int], namespace: int = MEMORY) -> bytes:
-    return b"".join(struct.pack("<IIQ16x", namespace, size, start) for start, size in spans)
 
 
 def slm_write(guest: Guest, start: int, data: bytes) -> None:
@@ -255,13 +251,13 @@ def test_programs_and_range_sets_are_managed(guest: Guest) -> None:
                           dw11=len(data) // 32 if count is None else count, **more)  # fmt: skip
         return Status(found.status).name
 
-    good = ranges((0, 64), (64, 64))
+    good = ranges_of((0, 64), (64, 64))
     assert [
-        manage(b""), manage(good, dw10=1 << 16), manage(good, dw10=5), manage(ranges(*[(64 * n,
-        4) for n in range(17)])),
-        manage(ranges((0, 64), namespace=1)), manage(ranges((2, 64))), manage(ranges((0, 6))),
-        manage(ranges((0, 0))), manage(ranges((SLM_BYTES - 4, 8))), manage(ranges((0, 64), (60,
-        4))),
+        manage(b""), manage(good, dw10=1 << 16), manage(good, dw10=5),
+        manage(ranges_of(*[(64 * n, 4) for n in range(17)])),
+        manage(ranges_of((0, 64), namespace=1)), manage(ranges_of((2, 64))),
+        manage(ranges_of((0, 6))), manage(ranges_of((0, 0))),
+        manage(ranges_of((SLM_BYTES - 4, 8))), manage(ranges_of((0, 64), (60, 4))),
         manage(b"", dw10=1 | 7 << 16), manage(good),
     ] == [
         "INVALID_FIELD", "INVALID_FIELD", "INVALID_FIELD", "TOO_MANY_RANGES",
@@ -334,7 +330,7 @@ def test_ten_steps_of_adamw_have_torchs_bits(
     spans = [(span * number, nbytes) for number in range(4)]
     arguments_at = 4 * span
     in_memory = way in ("set", "inline")
-    table = ranges(*spans, *([(arguments_at, 64)] if in_memory else []))
+    table = ranges_of(*spans, *([(arguments_at, 64)] if in_memory else []))
     slm_write(guest, 0, arrays[0].tobytes())
     assert guest.run(Admin.ACTIVATE_PROGRAM, PROGRAMS, dw10=1 | 1 << 16).status == 0
     number = 0
@@ -362,7 +358,7 @@ def test_ten_steps_of_adamw_have_torchs_bits(
 def test_execute_is_refused_before_anything_runs(guest: Guest) -> None:
     at = guest.scratch
     spans = [(4096 * number, 4096) for number in range(4)]
-    arguments, table = block(1, lr=1e-3), ranges(*spans)
+    arguments, table = block(1, lr=1e-3), ranges_of(*spans)
 
     def execute(
         data: bytes,
@@ -388,17 +384,17 @@ def test_execute_is_refused_before_anything_runs(guest: Guest) -> None:
     switch[8 + 4 * 7] = 2
     infinite = bytearray(arguments)
     infinite[8:12] = struct.pack("<f", float("inf"))
-    odd = ranges((4, 4096), (8192, 4096), (16384, 4096), (32768, 4096))  # not on a beat
-    uneven = ranges((0, 4096), (8192, 2048), (16384, 4096), (32768, 4096))
+    odd = ranges_of((4, 4096), (8192, 4096), (16384, 4096), (32768, 4096))  # not on a beat
+    uneven = ranges_of((0, 4096), (8192, 2048), (16384, 4096), (32768, 4096))
     assert [
         execute(table + arguments, pind=0), execute(table + arguments, pind=5),
         execute(table + arguments, rsid=1), execute(arguments, rsid=0, numr=0),
         execute(arguments, rsid=9, numr=0), execute(table + arguments, dw10=1),
         execute(table + arguments, dw13=1), execute(table, numr=17), execute(table,
         numr=0xFFFFFFFF),
-        execute(table, dlen=96), execute(ranges(*spans[:3]) + arguments, numr=3),
-        execute(table + arguments, pind=2), execute(ranges(*spans, namespace=1) + arguments),
-        execute(ranges(*spans[:3], spans[0]) + arguments), execute(table + bytes(version)),
+        execute(table, dlen=96), execute(ranges_of(*spans[:3]) + arguments, numr=3),
+        execute(table + arguments, pind=2), execute(ranges_of(*spans, namespace=1) + arguments),
+        execute(ranges_of(*spans[:3], spans[0]) + arguments), execute(table + bytes(version)),
         execute(table + bytes(registers)), execute(table + bytes(tail)),
         execute(table + bytes(switch)),
         execute(table + bytes(infinite)), execute(table + arguments[:60]), execute(table, dlen=0),
@@ -422,7 +418,7 @@ def test_programs_and_sets_in_use_are_kept(guest: Guest) -> None:
     memory = guest.controller.namespaces[1]
     at = guest.scratch
     spans = [(4096 * number, 4096) for number in range(4)]
-    guest.put(at, ranges(*spans))
+    guest.put(at, ranges_of(*spans))
     assert guest.run(Admin.MANAGE_RANGES, PROGRAMS, prp1=at, dw11=4).result == 1
     assert guest.run(Admin.ACTIVATE_PROGRAM, PROGRAMS, dw10=1 | 1 << 16).status == 0
     guest.put(at + PAGE, block(1, lr=1e-3))
@@ -448,7 +444,7 @@ def test_a_fault_of_the_card_is_an_internal_error_and_the_next_command_works(gue
     for write, host in product((False, True), (False, True)):
         backend.inject(Injection(kind="slverr", write=write, host=host))
         spans = [(4096 * number, 4096) for number in range(4)]
-        guest.put(guest.scratch, ranges(*spans) + block(1, lr=1e-3))
+        guest.put(guest.scratch, ranges_of(*spans) + block(1, lr=1e-3))
         guest.run(Admin.ACTIVATE_PROGRAM, PROGRAMS, dw10=1 | 1 << 16)
         fields = {"prp1": guest.scratch, "dw2": 1, "dw3": 4, "dw4": 192}
         found = guest.run(Program.EXECUTE, PROGRAMS, io=True, **fields).status

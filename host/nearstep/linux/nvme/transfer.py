@@ -40,7 +40,8 @@ def segments(memory: Memory, prp1: int, prp2: int, nbytes: int) -> Iterator[tupl
     """
     require(prp1 % 4 == 0, Status.PRP_OFFSET_INVALID)
     size = min(nbytes, PAGE_BYTES - prp1 % PAGE_BYTES)
-    yield prp1, size
+    if size:
+        yield prp1, size
     left = nbytes - size
     if 0 < left <= PAGE_BYTES:
         require(prp2 % PAGE_BYTES == 0, Status.PRP_OFFSET_INVALID)
