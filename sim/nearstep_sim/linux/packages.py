@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ QEMU = "qemu-system-x86_64"
 LOADER = "ld-linux-x86-64.so.2"
 """Of the packages' libc: this machine's may be older."""
 
-LAYOUT = 2
+LAYOUT = 3
 """Raised when the content of the folder changes."""
 
 
@@ -128,9 +129,11 @@ def _fetch(folder: Path) -> Path:
     for program in (root / "usr/bin" / QEMU, root / "usr/sbin/nvme"):
         shutil.copy(program, made)
         list_them = [loader, "--library-path", str(libraries), "--list", str(program)]
-        for line in run(f"list the libraries of {program.name}", list_them).splitlines():
-            if " => " in line:
-                name, _, rest = line.strip().partition(" => ")
-                shutil.copy(rest.split()[0], made / "lib" / Path(name).name)
+        listed = run(f"list the libraries of {program.name}", list_them)
+        paths = dict(re.findall(r"^\s*(\S+) => (\S+)", listed, re.MULTILINE))
+        for name, path in paths.items():
+            shutil.copy(path, made / "lib" / Path(name).name)
+        names = sorted(Path(name).name for name in paths)
+        (made / f"{program.name}.libraries").write_text("\n".join(names))
     shutil.copy(loader, made / "lib" / LOADER)
     return made
