@@ -120,7 +120,7 @@ static uint32_t program(uint64_t wanted) {
 static float number(uint32_t step, uint32_t index) {
     uint32_t x = index * 2654435761u + step * 40503u + 12345u;
     x ^= x >> 15, x *= 2246822519u, x ^= x >> 13;
-    return (int32_t)(x >> 7) / 16777216.0f - 1.0f;
+    return (int32_t)(x >> 8) / 8388608.0f - 1.0f;
 }
 
 static struct block arguments(int step) {

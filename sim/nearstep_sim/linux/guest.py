@@ -74,7 +74,7 @@ def numbers(step: int, count: int) -> np.ndarray:
     x += np.uint32((step * 40503 + 12345) & 0xFFFFFFFF)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(2246822519)
     x ^= x >> np.uint32(13)
-    return (x >> np.uint32(7)).astype(np.float32) / np.float32(16777216) - np.float32(1)
+    return (x >> np.uint32(8)).astype(np.float32) / np.float32(8388608) - np.float32(1)
 
 
 def sums_of_torch(count: int, steps: int) -> list[str]:

@@ -15,27 +15,39 @@ run() {
     [ $status = 0 ] || echo "FAILED with status $status: $*"
 }
 
-for wait in 1 2 3 4 5 6 7 8 9 10; do
-    [ -e /dev/ng0n3 ] && break
-    sleep 0.2
-done
-for path in /sys/class/nvme-generic/ng0n*; do
-    space=$(echo $path/device/nvme0c0n*/nsid $path/device/nvme0n*/nsid)
-    [ "$(nvme id-ns-descs /dev/${path##*/} 2>/dev/null | grep -c 'csi *: 4')" = 1 ] && programs=/dev/${path##*/}
-done
+ready() {
+    for wait in $(seq 50); do
+        [ "$(ls /dev/ng0n* 2>/dev/null | wc -l)" = 3 ] && return
+        sleep 0.1
+    done
+}
 
+# Linux numbers namespaces in the order in which it has found them.
+ready
+drive=$(ls /dev/nvme0n*)
 echo "BEGIN"
 run "uname -r"
 run "nvme list"
-run "nvme id-ns /dev/nvme0n1 | head -4"
-run "nvme get-log $programs --log-id=0x82 --log-len=320 --namespace-id=3"
-run "dd if=/dev/urandom of=some bs=4096 count=256"
-run "dd if=some of=/dev/nvme0n1 bs=64k oflag=direct"
-run "echo 3 > /proc/sys/vm/drop_caches; dd if=/dev/nvme0n1 of=back bs=64k count=16 iflag=direct"
+run "nvme id-ns $drive | head -4"
+run "nvme id-iocs /dev/nvme0"
+run "nvme get-log /dev/nvme0 --namespace-id=3 --log-id=0x82 --log-len=320"
+run "dmesg | grep -o 'nvme nvme0: block.*'"
+run "dd if=/dev/urandom of=some bs=64k count=16"
+run "dd if=some of=$drive bs=64k oflag=direct conv=fsync"
+run "dd if=$drive of=back bs=64k count=16 iflag=direct"
 run "cmp some back && echo equal"
 run "nvme_adamw $(cat /arguments)"
 run "sha256sum p m v"
 run "grep nvme0 /proc/interrupts"
+cd /sys/bus/pci/drivers/nvme
+run "echo 0000:00:01.0 > unbind; ls /dev/ng0n* 2>/dev/null | wc -l"
+run "echo 0000:00:01.0 > bind"
+ready
+run "ls /dev/ng0n* | wc -l"
+cd /tmp
+drive=$(ls /dev/nvme0n*)
+run "dd if=$drive of=back bs=64k count=16 iflag=direct"
+run "cmp some back && echo equal"
 echo "END"
 sync
 poweroff -f
