@@ -30,6 +30,9 @@ def serve(
     memory_mib: Annotated[
         int, typer.Option(min=1, help="Memory of the card that is the SLM namespace.")
     ] = 16,
+    serial: Annotated[
+        str, typer.Option(help="Serial number; different for each card of a guest.")
+    ] = "1",
 ) -> None:
     """Serve a card to a virtual machine over vfio-user, until Ctrl-C.
 
@@ -41,7 +44,7 @@ def serve(
             with drive.open("xb") as file:
                 file.truncate(drive_mib * MIB)
         with working(f"opening {url}"):
-            controller = open_controller(url, drive, memory_mib * MIB)
+            controller = open_controller(url, drive, memory_mib * MIB, serial)
         with closing(controller):
             server = Server(controller, socket)
             for number in (signal.SIGINT, signal.SIGTERM):

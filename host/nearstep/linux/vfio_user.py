@@ -181,10 +181,12 @@ class Server:
     """
 
     def __init__(self, function: PciFunction, path: Path) -> None:
-        if path.is_socket():
+        if path.is_socket() and not _is_served(path):
             path.unlink()
         elif path.exists():
-            raise MismatchError(f"file at {path}", "none, or a socket", "another file")
+            raise MismatchError(
+                f"file at {path}", "none, or a socket that nobody serves", "another"
+            )
         self.function = function
         self.path = path
         self.messages: dict[int, int] = {}
@@ -377,6 +379,12 @@ class Server:
     def _check_access(self, region: int, offset: int, count: int) -> None:
         if not 0 < count <= TRANSFER_BYTES or offset + count > self._region_bytes(region):
             raise _MessageError(errno.EINVAL)
+
+
+def _is_served(path: Path) -> bool:
+    """Whether somebody listens at a socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def _exactly(form: str, body: bytes) -> tuple[int, ...]:

@@ -278,7 +278,11 @@ def test_random_messages_are_answered_or_end_the_connection(served: tuple[Copier
     again.close()
 
 
-def test_other_files_are_not_removed(tmp_path: Path) -> None:
+def test_files_and_sockets_of_others_are_not_removed(
+    served: tuple[Copier, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(MismatchError):
+        Server(Copier(), served[1])
     (tmp_path / "f").write_text("mine")
     with pytest.raises(MismatchError):
         Server(Copier(), tmp_path / "f")

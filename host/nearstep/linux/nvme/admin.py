@@ -81,16 +81,19 @@ class AdminCommands:
         self.complete_events()
 
     def execute(self, queue: SubmissionQueue, command: Command) -> int | None:
-        """Execute a command of the admin queue; see `Commands`."""
-        require(command.flags == 0)
-        own = self._admin.get(command.opcode)
-        if own is not None:
-            return own(queue, command)
-        found: dict[int, Run] = {}
-        for each in self._namespaces:
-            found.update(each.admin_commands)
-        require(command.opcode in found, Status.INVALID_OPCODE)
-        return self._run(command, lambda namespace: namespace.admin_commands)
+        """Execute a command of the admin queue; see `Commands`.
+
+        The lock is held: a reset must not be in the middle. No admin command uses the card.
+        """
+        with self._controller.lock:
+            require(queue.alive, Status.ABORTED_BY_DELETION)
+            require(command.flags == 0)
+            own = self._admin.get(command.opcode)
+            if own is not None:
+                return own(queue, command)
+            known = {code for each in self._namespaces for code in each.admin_commands}
+            require(command.opcode in known, Status.INVALID_OPCODE)
+            return self._run(command, lambda namespace: namespace.admin_commands)
 
     def execute_io(self, queue: SubmissionQueue, command: Command) -> int | None:
         """Execute a command of an I/O queue; see `Commands`."""
@@ -114,7 +117,9 @@ class AdminCommands:
 
     def _identify(self, queue: SubmissionQueue, command: Command) -> int:
         vendor = (IDENTITY.vendor, IDENTITY.subsystem_vendor)
-        head = identify.controller_data(self._controller.namespaces, VERSION, vendor)
+        head = identify.controller_data(
+            self._controller.namespaces, VERSION, vendor, self._controller.serial
+        )
         cns, command_set = command.bits(10, 7), command.bits(11, 31, 24)
         found = identify.identify(self._namespaces, cns, command.namespace, command_set, head)
         command.send(found.ljust(identify.IDENTIFY_BYTES, b"\0"))
@@ -173,10 +178,9 @@ class AdminCommands:
         return {0: self._features, 1: FEATURES, 2: FEATURES, 3: {feature: 0b100}}[select][feature]
 
     def _request_event(self, queue: SubmissionQueue, command: Command) -> None:
-        with self._controller.lock:
-            require(len(self._requests) < identify.EVENT_REQUESTS, Status.TOO_MANY_EVENT_REQUESTS)
-            self._requests.append((queue, command.identifier))
-            self.complete_events()
+        require(len(self._requests) < identify.EVENT_REQUESTS, Status.TOO_MANY_EVENT_REQUESTS)
+        self._requests.append((queue, command.identifier))
+        self.complete_events()
 
     def complete_events(self) -> None:
         """Complete requests for events as long as there are both, and room."""
@@ -185,27 +189,25 @@ class AdminCommands:
             self._controller.post(queue, identifier, Status.SUCCESS, self._events.pop(0))
 
     def _create_completions(self, queue: SubmissionQueue, command: Command) -> int:
-        with self._controller.lock:
-            queues = self._controller.completions
-            number, size = self._queue(command, queues)
-            require(self._controller.queue_entries[1] == COMPLETION_BYTES.bit_length() - 1,
-                    Status.INVALID_QUEUE_SIZE)  # fmt: skip
-            vector = command.bits(11, 31, 16)
-            require(vector < self._controller.msix.vectors, Status.INVALID_VECTOR)
-            interrupts = vector if command.bits(11, 1, 1) else None
-            queues[number] = CompletionQueue(number, command.wide(6), size, interrupts)
+        queues = self._controller.completions
+        number, size = self._queue(command, queues)
+        require(self._controller.queue_entries[1] == COMPLETION_BYTES.bit_length() - 1,
+                Status.INVALID_QUEUE_SIZE)  # fmt: skip
+        vector = command.bits(11, 31, 16)
+        require(vector < self._controller.msix.vectors, Status.INVALID_VECTOR)
+        interrupts = vector if command.bits(11, 1, 1) else None
+        queues[number] = CompletionQueue(number, command.wide(6), size, interrupts)
         return 0
 
     def _create_submissions(self, queue: SubmissionQueue, command: Command) -> int:
-        with self._controller.lock:
-            queues, completions = self._controller.submissions, self._controller.completions
-            number, size = self._queue(command, queues)
-            require(self._controller.queue_entries[0] == ENTRY_BYTES.bit_length() - 1,
-                    Status.INVALID_QUEUE_SIZE)  # fmt: skip
-            to = command.bits(11, 31, 16)
-            require(0 < to <= IO_QUEUES, Status.INVALID_QUEUE_ID)
-            require(to in completions, Status.COMPLETION_QUEUE_INVALID)
-            queues[number] = SubmissionQueue(number, command.wide(6), size, completions[to])
+        queues, completions = self._controller.submissions, self._controller.completions
+        number, size = self._queue(command, queues)
+        require(self._controller.queue_entries[0] == ENTRY_BYTES.bit_length() - 1,
+                Status.INVALID_QUEUE_SIZE)  # fmt: skip
+        to = command.bits(11, 31, 16)
+        require(0 < to <= IO_QUEUES, Status.INVALID_QUEUE_ID)
+        require(to in completions, Status.COMPLETION_QUEUE_INVALID)
+        queues[number] = SubmissionQueue(number, command.wide(6), size, completions[to])
         return 0
 
     def _queue(self, command: Command, queues: Mapping[int, object]) -> tuple[int, int]:
@@ -219,29 +221,27 @@ class AdminCommands:
 
     def _delete_submissions(self, queue: SubmissionQueue, command: Command) -> int:
         """Delete a queue; its commands are aborted, the one in flight too."""
-        with self._controller.lock:
-            number = command.bits(10, 15)
-            require(number and number in self._controller.submissions, Status.INVALID_QUEUE_ID)
-            gone = self._controller.submissions.pop(number)
-            gone.alive = False
-            aborted: list[int] = []
-            if gone.flying is not None and gone.flying.alive:
-                gone.flying.alive = False
-                aborted.append(gone.flying.identifier)
-            while gone.pending:
-                entry = self._controller.dma_read(gone.base + ENTRY_BYTES * gone.head, ENTRY_BYTES)
-                aborted.append(int.from_bytes(entry[2:4], "little"))
-                gone.head = (gone.head + 1) % gone.size
-            for identifier in aborted:
-                if not gone.completions.is_full:  # a completion of an aborted command is optional
-                    self._controller.post(gone, identifier, Status.ABORTED_BY_DELETION)
+        number = command.bits(10, 15)
+        require(number and number in self._controller.submissions, Status.INVALID_QUEUE_ID)
+        gone = self._controller.submissions.pop(number)
+        gone.alive = False
+        aborted: list[int] = []
+        if gone.flying is not None and gone.flying.alive:
+            gone.flying.alive = False
+            aborted.append(gone.flying.identifier)
+        while gone.pending:
+            entry = self._controller.dma_read(gone.base + ENTRY_BYTES * gone.head, ENTRY_BYTES)
+            aborted.append(int.from_bytes(entry[2:4], "little"))
+            gone.head = (gone.head + 1) % gone.size
+        for identifier in aborted:
+            if not gone.completions.is_full:  # a completion of an aborted command is optional
+                self._controller.post(gone, identifier, Status.ABORTED_BY_DELETION)
         return 0
 
     def _delete_completions(self, queue: SubmissionQueue, command: Command) -> int:
-        with self._controller.lock:
-            number, queues = command.bits(10, 15), self._controller.completions
-            require(number and number in queues, Status.INVALID_QUEUE_ID)
-            users = [each.completions.number for each in self._controller.submissions.values()]
-            require(number not in users, Status.INVALID_QUEUE_DELETION)
-            del queues[number]
+        number, queues = command.bits(10, 15), self._controller.completions
+        require(number and number in queues, Status.INVALID_QUEUE_ID)
+        users = [each.completions.number for each in self._controller.submissions.values()]
+        require(number not in users, Status.INVALID_QUEUE_DELETION)
+        del queues[number]
         return 0

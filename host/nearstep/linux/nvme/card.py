@@ -17,7 +17,7 @@ DRIVE, MEMORY, PROGRAMS = 1, 2, 3
 """NSIDs."""
 
 
-def open_controller(url: str, drive: Path, memory_bytes: int) -> NvmeController:
+def open_controller(url: str, drive: Path, memory_bytes: int, serial: str = "1") -> NvmeController:
     """Open a card, with a controller in front of it, which closes the card.
 
     Parameters
@@ -25,23 +25,28 @@ def open_controller(url: str, drive: Path, memory_bytes: int) -> NvmeController:
     url : of a device with kernels, such as `golden:smartssd`; of one channel.
     drive : file of the NVM namespace, of whole blocks of 4 KiB.
     memory_bytes : of the card's memory that is the SLM namespace.
+    serial : as of `NvmeController`.
 
     Raises
     ------
     MismatchError : the device has no kernel, or several channels.
-    ArgumentError : a size is invalid.
+    ArgumentError : a size or the serial number is invalid.
     OutOfDeviceMemoryError : the card has less memory.
     UrlError, OptionError : the name is invalid.
     OSError : the file cannot be opened.
     """
     card = open_device(url)
+    drive_space = None
     try:
         if not isinstance(card, UpdatingDevice) or card.channel_count != 1:
             raise MismatchError("device", "with a kernel, and one channel", url)
         memory = MemoryNamespace(card, memory_bytes)
-        namespaces = (DriveNamespace(drive), memory, ProgramNamespace(memory))
+        drive_space = DriveNamespace(drive)
+        namespaces = (drive_space, memory, ProgramNamespace(memory))
+        memory.see(namespaces)
+        return NvmeController(namespaces, AdminCommands, serial)
     except BaseException:
         card.close()
+        if drive_space is not None:
+            drive_space.close()
         raise
-    memory.see(namespaces)
-    return NvmeController(namespaces, AdminCommands)

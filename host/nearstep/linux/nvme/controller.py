@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nearstep.errors import ArgumentError
 from nearstep.linux.nvme.namespace import Namespace
 from nearstep.linux.nvme.standard import (
     DO_NOT_RETRY,
@@ -33,7 +34,7 @@ CAP = (QUEUE_ENTRIES - 1) | 1 << 16 | 0x1E << 24 | 1 << 37 | 1 << 43
 
 VERSION = 0x00020100
 ENABLE, READY, FATAL, SHUTDOWN_BUSY, SHUTDOWN_DONE = 1, 1 << 0, 1 << 1, 1 << 2, 2 << 2
-ENTRY_BYTES, COMPLETION_BYTES = 64, 16
+ENTRY_BYTES, COMPLETION_BYTES, SERIAL_BYTES = 64, 16, 20
 NO_SUCH_DOORBELL, NO_SUCH_VALUE = 0, 1
 
 
@@ -144,22 +145,34 @@ class NvmeController(PciFunction):
     ----------
     namespaces : of NSID 1 and so on; closed with the controller.
     commands : makes what executes commands.
+    serial : 1 to 20 letters and digits; different for each card of a host.
 
     Attributes
     ----------
     lock : of all state below; threads wait for changes of it.
+    serial
+
+    Raises
+    ------
+    ArgumentError : the serial number is invalid.
     """
 
     def __init__(
         self,
         namespaces: Sequence[Namespace],
         commands: Callable[[NvmeController], Commands],
+        serial: str,
     ) -> None:
+        if not (0 < len(serial) <= SERIAL_BYTES and serial.isascii() and serial.isalnum()):
+            raise ArgumentError(
+                f"serial must be 1 to {SERIAL_BYTES} letters and digits, not {serial!r}"
+            )
         msix = Msix(vectors=IO_QUEUES + 1, bar=0, table=MSIX_TABLE, pending=MSIX_PENDING)
         super().__init__(IDENTITY, {0: BAR_BYTES}, msix)
         self.namespaces = tuple(namespaces)
         for number, each in enumerate(self.namespaces, 1):
-            each.number = number
+            each.number, each.serial = number, serial
+        self.serial = serial
         self.lock = threading.Condition(threading.RLock())
         self.counters = Counters()
         self.submissions: dict[int, SubmissionQueue] = {}

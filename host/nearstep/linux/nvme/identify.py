@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+import uuid
 from collections.abc import Iterable, Sequence
 
-from nearstep.linux.nvme.namespace import DriveNamespace, Namespace
+from nearstep.linux.nvme.namespace import FAMILY, DriveNamespace, Namespace
 from nearstep.linux.nvme.standard import (
     MDTS,
     CommandSet,
@@ -15,7 +16,7 @@ from nearstep.linux.nvme.standard import (
 )
 
 IDENTIFY_BYTES = 4096
-SUBSYSTEM = "nqn.2026-01.org.nearstep:card"
+SUBSYSTEM = "nqn.2014-08.org.nvmexpress:uuid:"
 EVENT_REQUESTS = 4
 SUPPORTED = 1
 """CSUPP of the commands supported and effects log, LSUPP of the supported log pages."""
@@ -23,10 +24,12 @@ SUPPORTED = 1
 Namespaces = Sequence[Namespace]
 
 
-def controller_data(namespaces: Namespaces, version: int, vendor: tuple[int, int]) -> bytes:
+def controller_data(
+    namespaces: Namespaces, version: int, vendor: tuple[int, int], serial: str
+) -> bytes:
     """Identify Controller (CNS 01h)."""
     data = bytearray(IDENTIFY_BYTES)
-    struct.pack_into("<HH20s40s8sB", data, 0, *vendor, b"1".ljust(20),
+    struct.pack_into("<HH20s40s8sB", data, 0, *vendor, serial.encode().ljust(20),
                      b"nearstep card".ljust(40), b"0.1".ljust(8), 6)  # fmt: skip
     struct.pack_into("<BHI", data, 77, MDTS, 1, version)  # MDTS, CNTLID, VER
     struct.pack_into("<II", data, 84, 1_000_000, 1_000_000)  # RTD3R, RTD3E: 1 s
@@ -35,7 +38,7 @@ def controller_data(namespaces: Namespaces, version: int, vendor: tuple[int, int
     struct.pack_into("<HH", data, 266, 0x157, 0x175)  # WCTEMP, CCTEMP
     struct.pack_into("<BBHIHHBBHHB", data, 512, 0x66, 0x44, 0, len(namespaces), 0, 0, 0, 7,
                      0, 0, 0)  # fmt: skip
-    data[768 : 768 + len(SUBSYSTEM)] = SUBSYSTEM.encode()
+    struct.pack_into("<256s", data, 768, f"{SUBSYSTEM}{uuid.uuid5(FAMILY, serial)}".encode())
     struct.pack_into("<H", data, 2048, 2500)  # 25 W
     return bytes(data)
 

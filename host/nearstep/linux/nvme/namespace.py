@@ -21,8 +21,8 @@ from nearstep.linux.nvme.standard import (
 from nearstep.linux.nvme.transfer import Command
 
 LBA_SHIFT = 12
-IDENTITY = uuid.UUID("6e656172-7374-6570-8000-000000000000")
-"""UUID of namespace 0, which does not exist; others follow."""
+FAMILY = uuid.UUID("6e656172-7374-6570-8000-000000000000")
+"""UUID of which those of namespaces are derived."""
 
 Run = Callable[[Command], int | None]
 
@@ -35,11 +35,12 @@ class Namespace(ABC):
     Attributes
     ----------
     command_set : CSI.
-    number : NSID; given by the controller.
+    number, serial : NSID, and the controller's serial number; given by the controller.
     """
 
     command_set: CommandSet
     number: int = 0
+    serial: str = ""
 
     @property
     @abstractmethod
@@ -65,7 +66,7 @@ class Namespace(ABC):
 
     @property
     def uuid(self) -> bytes:
-        return (IDENTITY.int + self.number).to_bytes(16, "big")
+        return uuid.uuid5(FAMILY, f"{self.serial} {self.number}").bytes
 
     def reset(self) -> None:  # noqa: B027  most have no state
         """Forget what a controller reset ends."""
