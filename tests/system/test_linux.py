@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -45,6 +46,18 @@ def test_a_stock_linux_trains_ten_steps_with_torchs_bits(url: str, count: int) -
         transcript = re.search(r"```log\n(# uname.*?)^boot to", PAGE.read_text(), re.S | re.M)
         assert transcript is not None
         assert stable("\n".join(lines)) == stable(transcript[1])
+
+
+@pytest.mark.deep
+def test_a_guest_trains_after_others_were_killed_at_random_moments() -> None:
+    draw = random.Random(5)
+    kills = [draw.uniform(1, 9) for _ in range(6)]
+    try:
+        found = boot("golden:smartssd", count=4112, steps=10, kills=kills)
+    except PackagesError as error:
+        pytest.skip(str(error))
+    assert list(found.sums) == sums_of_torch(4112, 10)
+    assert found.counters.by_opcode[0, 0x89] >= 1
 
 
 def test_numbers_are_those_of_the_example() -> None:

@@ -56,7 +56,7 @@ class Outcome:
 
     Attributes
     ----------
-    console : what the guest printed between BEGIN and END.
+    console : all that the guest printed.
     seconds : from the start of QEMU to its end.
     counters : of the controller, over the whole boot.
     sums : SHA-256 of p, m and v in the guest.
@@ -92,7 +92,7 @@ def sums_of_torch(count: int, steps: int) -> list[str]:
 
 
 def boot(
-    url: str, *, count: int, steps: int, accelerator: str = "tcg",
+    url: str, *, count: int, steps: int, accelerator: str = "tcg", kills: Sequence[float] = (),
     show: Callable[[str], None] = lambda line: None,
 ) -> Outcome:  # fmt: skip
     """Boot a guest in front of a card, and let it train.
@@ -102,6 +102,8 @@ def boot(
     url : of the card.
     count, steps : parameters, and steps of AdamW.
     accelerator : of QEMU: `tcg`, or `kvm`.
+    kills : for each a guest is started first, and QEMU killed after so many seconds; the card stays
+        open.
     show : is given each line of the console between BEGIN and END.
 
     Raises
@@ -123,8 +125,10 @@ def boot(
         thread = threading.Thread(target=server.serve)
         thread.start()
         try:
+            for each in kills:
+                _run(files, folder, accelerator, lambda line: None, each)
             begin = time.monotonic()
-            console = _run(files, folder, accelerator, show)
+            console = _run(files, folder, accelerator, show, LIMIT_S)
             seconds = time.monotonic() - begin
         finally:
             server.stop()
@@ -159,8 +163,10 @@ def _initramfs(files: Path, folder: Path, arguments: str) -> bytes:
     return made.archive()
 
 
-def _run(files: Path, folder: Path, accelerator: str, show: Callable[[str], None]) -> str:
-    """Run QEMU until the guest powers off; return its console from BEGIN to END."""
+def _run(
+    files: Path, folder: Path, accelerator: str, show: Callable[[str], None], limit_s: float
+) -> str:
+    """Run QEMU until the guest powers off, or for `limit_s`; return all of its console."""
     device = f'{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{folder / "card"}"}}}}'
     command = [
         str(files / "lib" / LOADER), "--library-path", str(files / "lib"), str(files / QEMU),
@@ -175,7 +181,7 @@ def _run(files: Path, folder: Path, accelerator: str, show: Callable[[str], None
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env={**os.environ, "LC_ALL": "C"},
     )  # fmt: skip
-    watch = threading.Timer(LIMIT_S, process.kill)
+    watch = threading.Timer(limit_s, process.kill)
     watch.start()
     lines: list[str] = []
     shown = False

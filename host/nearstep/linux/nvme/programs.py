@@ -91,7 +91,7 @@ class ProgramNamespace(Namespace):
     def __init__(self, memory: MemoryNamespace) -> None:
         self._memory = memory
         config = memory.card.kernel_config
-        optimizers = zip(config.rules, config.rule_set.optimizers, strict=True)
+        optimizers = zip(config.rule_set.names, config.rule_set.optimizers, strict=True)
         self.programs = [
             RuleProgram(optimizer.by_rule[name].ordered(config.order))
             for name, optimizer in optimizers
