@@ -60,6 +60,14 @@ def test_a_guest_trains_after_others_were_killed_at_random_moments() -> None:
     assert found.counters.by_opcode[0, 0x89] >= 1
 
 
+def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARSTEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PackagesError, match="apt-get is not installed"):
+        boot("golden:smartssd", count=16, steps=1)
+    assert not list((tmp_path / "cache" / "linux").glob("debian*"))
+
+
 def test_numbers_are_those_of_the_example() -> None:
     """Values that the C program prints with the same two loops."""
     found = numbers(3, 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from nearstep.linux.nvme.standard import Admin, Choice, Memory, Nvm, Program, St
 from nearstep.updater.arguments import rule_arguments
 from nearstep_spec.rule.rules import OPTIMIZERS
 
-from .guest import DRIVE_BYTES, PAGE, SLM_BYTES, Guest, entry, ranges_of, until
+from .guest import DRIVE_BYTES, PAGE, SHAPE, SLM_BYTES, Guest, entry, guest_of, ranges_of, until
 
 COUNT = 4096 + 16
 """Parameters of the AdamW runs."""
@@ -319,9 +320,23 @@ def adamw() -> tuple[list[np.ndarray], list[str]]:
 def test_ten_steps_of_adamw_have_torchs_bits(
     guest: Guest, adamw: tuple[list[np.ndarray], list[str]], way: str
 ) -> None:
-    """The argument block is the data, or the last range of four ways to name arrays; three of them
+    """The argument block is the data, or the last range, in four ways to name arrays; three of them
     work without DLEN, which Linux does not send.
     """
+    train(guest, adamw, way)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("bus", ["bar", "pcie"])
+def test_ten_steps_on_the_rtl_have_torchs_bits(
+    tmp_path: Path, adamw: tuple[list[np.ndarray], list[str]], bus: str
+) -> None:
+    with guest_of(tmp_path, f"{SHAPE.replace('golden', 'sim')}&bus={bus}") as guest:
+        train(guest, adamw, "set and data")
+
+
+def train(guest: Guest, adamw: tuple[list[np.ndarray], list[str]], way: str) -> None:
+    """Ten steps, and the comparison with torch's."""
     arrays, wanted = adamw
     nbytes, at = 4 * COUNT, guest.scratch
     span = -(-nbytes // 64) * 64

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from nearstep.linux.nvme.namespace import FAMILY, DriveNamespace, Namespace
 from nearstep.linux.nvme.standard import (
     MDTS,
+    Choice,
     CommandSet,
     Status,
     StatusError,
@@ -108,7 +109,7 @@ def identify(namespaces: Namespaces, cns: int, number: int, command_set: int, he
         require(namespace.command_set == command_set, Status.INVALID_COMMAND_SET)
         return namespace.identification
     if not isinstance(namespace, DriveNamespace):
-        raise StatusError(Status.INVALID_COMMAND_SET)
+        raise StatusError(Choice.IDENTIFIES_OTHERS)
     return namespace.identify_blocks()
 
 

@@ -158,6 +158,8 @@ class Choice:
         other way round.
     ARGUMENT_BYTES : size of an argument block, see `programs`. Linux cannot set DLEN (CDW4), so a
         block has a size of its own.
+    IDENTIFIES_OTHERS : status of Identify Namespace for NVM (CNS 00h) for a namespace of another
+        command set. Linux asks when it is asked for the size in use, and prints a line.
     RESET_FORGETS : whether a controller reset deactivates programs and deletes memory range sets.
     RANGE_GRANULARITY, COPY_LIMIT : MRSG, of memory ranges, as a power of two; ranges of one copy.
     SETS, SET_RANGES : limits of memory range sets, and of the ranges in one.
@@ -168,6 +170,7 @@ class Choice:
     RANGES_ARE_ZERO_BASED = True
     ACTIVATES = 1
     ARGUMENT_BYTES = 64
+    IDENTIFIES_OTHERS = Status.INVALID_COMMAND_SET
     RESET_FORGETS = True
     RANGE_GRANULARITY = 2
     COPY_LIMIT = 128
