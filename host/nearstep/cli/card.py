@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +11,7 @@ import typer
 
 from nearstep.cli.devices import DeviceName
 from nearstep.cli.outcome import group, reported, working
+from nearstep.errors import MismatchError
 from nearstep.linux.nvme.card import open_controller
 from nearstep.linux.vfio_user import Server
 
@@ -39,18 +40,21 @@ def serve(
     The guest has an NVMe controller with three namespaces: the drive, the card's memory, and its
     update rules as programs.
     """
-    with reported():
+    with reported(wrong=(MismatchError, OSError)), ExitStack() as failing:
         if not drive.exists():
             with drive.open("xb") as file:
                 file.truncate(drive_mib * MIB)
+            failing.callback(drive.unlink)
         with working(f"opening {url}"):
             controller = open_controller(url, drive, memory_mib * MIB, serial)
-        with closing(controller):
-            server = Server(controller, socket)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, lambda *_: server.stop())
-            typer.echo(f"{url} is served at {socket} until Ctrl-C", err=True)
-            server.serve()
+        failing.callback(controller.close)
+        server = Server(controller, socket)
+        failing.pop_all()
+    with closing(controller):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: server.stop())
+        typer.echo(f"{url} is served at {socket} until Ctrl-C", err=True)
+        server.serve()
     counts = controller.counters
     typer.echo(
         f"{counts.commands} commands, {counts.mmio_writes} writes and {counts.mmio_reads} reads of "
