@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from contextlib import ExitStack, closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -25,8 +26,9 @@ def serve(
     url: DeviceName,
     socket: Annotated[Path, typer.Option(help="UNIX socket, which is made.")],
     drive: Annotated[
-        Path, typer.Option(help="File of the NVM namespace; made, with --drive-mib, if missing.")
-    ],
+        Path | None,
+        typer.Option(help="File of the NVM namespace; made if missing. Default: a temporary file."),
+    ] = None,
     drive_mib: Annotated[int, typer.Option(min=1, help="Size of a new file.")] = 64,
     memory_mib: Annotated[
         int, typer.Option(min=1, help="Memory of the card that is the SLM namespace.")
@@ -41,16 +43,21 @@ def serve(
     update rules as programs.
     """
     with reported(wrong=(MismatchError, OSError)), ExitStack() as failing:
+        temporary = ExitStack()
+        if drive is None:
+            drive = Path(temporary.enter_context(TemporaryDirectory())) / "drive"
+            failing.push(temporary)
+        elif not drive.exists():
+            failing.callback(drive.unlink, missing_ok=True)
         if not drive.exists():
             with drive.open("xb") as file:
                 file.truncate(drive_mib * MIB)
-            failing.callback(drive.unlink)
         with working(f"opening {url}"):
             controller = open_controller(url, drive, memory_mib * MIB, serial)
         failing.callback(controller.close)
         server = Server(controller, socket)
         failing.pop_all()
-    with closing(controller):
+    with temporary, closing(controller):
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: server.stop())
         typer.echo(f"{url} is served at {socket} until Ctrl-C", err=True)

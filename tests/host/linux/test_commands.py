@@ -286,7 +286,7 @@ def test_programs_and_range_sets_are_managed(guest: Guest) -> None:
     ]  # fmt: skip
     for opcode in (Admin.LOAD_PROGRAM, Admin.ACTIVATE_PROGRAM, Admin.MANAGE_RANGES):
         assert names(guest, opcode, [(MEMORY, {}), (7, {})], io=False) == [
-            "INVALID_OPCODE", "INVALID_NAMESPACE",
+            "INVALID_NAMESPACE", "INVALID_NAMESPACE",
         ]  # fmt: skip
 
 

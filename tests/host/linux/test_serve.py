@@ -116,6 +116,26 @@ def test_what_was_written_is_there_after_the_server_was_killed(
     driver.client.close()
 
 
+def test_without_a_file_the_drive_is_temporary(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nearstep", "card", "serve", SHAPE, "--socket", "s",
+               "--memory-mib", "1"]  # fmt: skip
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment
+    ) as made:
+        assert made.stderr is not None
+        assert "is served" in made.stderr.readline()
+        assert [each.stat().st_size for each in temporary.glob("*/drive")] == [64 << 20]
+        driver = Driver(tmp_path / "s")
+        assert driver.run(Nvm.READ, 1, 1, prp1=DATA).status == 0
+        driver.client.close()
+        made.send_signal(signal.SIGTERM)
+        assert made.wait(60) == 0
+    assert list(temporary.iterdir()) == []
+
+
 @pytest.mark.parametrize(("options", "reason"), [
     (["golden:coarse?devices=2&groups=1", "--drive", "new"], "with a kernel"),
     (["golden:smartssd?cards=2", "--drive", "new"], "one channel"),

@@ -14,7 +14,7 @@ from nearstep.linux.nvme.controller import (
     NvmeController,
     SubmissionQueue,
 )
-from nearstep.linux.nvme.namespace import Namespace, Run, reachable
+from nearstep.linux.nvme.namespace import Namespace, reachable
 from nearstep.linux.nvme.standard import (
     ALL_NAMESPACES,
     IO_QUEUES,
@@ -91,9 +91,11 @@ class AdminCommands:
             own = self._admin.get(command.opcode)
             if own is not None:
                 return own(queue, command)
-            known = {code for each in self._namespaces for code in each.admin_commands}
+            known = {code: each for each in self._namespaces for code in each.admin_commands}
             require(command.opcode in known, Status.INVALID_OPCODE)
-            return self._run(command, lambda namespace: namespace.admin_commands)
+            namespace = known[command.opcode]
+            require(command.namespace == namespace.number, Status.INVALID_NAMESPACE)
+            return namespace.admin_commands[command.opcode](command) or 0
 
     def execute_io(self, queue: SubmissionQueue, command: Command) -> int | None:
         """Execute a command of an I/O queue; see `Commands`."""
@@ -103,14 +105,11 @@ class AdminCommands:
                 if each.command_set == CommandSet.NVM:
                     each.commands[Nvm.FLUSH](command)
             return 0
-        return self._run(command, lambda namespace: namespace.commands)
-
-    def _run(self, command: Command, commands: Callable[[Namespace], Mapping[int, Run]]) -> int:
         namespace = reachable(self._controller.namespaces, command.namespace)
         if namespace is None:
             raise StatusError(Status.INVALID_NAMESPACE)
         require(namespace in self._namespaces, Status.COMMAND_SET_NOT_ENABLED)
-        own = commands(namespace).get(command.opcode)
+        own = namespace.commands.get(command.opcode)
         if own is None:
             raise StatusError(Status.INVALID_OPCODE)
         return own(command) or 0
