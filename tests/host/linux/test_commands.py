@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from itertools import product
 from pathlib import Path
@@ -175,6 +176,14 @@ def test_the_drive(guest: Guest) -> None:
         "SUCCESS", "SUCCESS", "INVALID_NAMESPACE",
     ]  # fmt: skip
     assert names(guest, 0x7F, [(DRIVE, {}), (MEMORY, {}), (PROGRAMS, {})]) == ["INVALID_OPCODE"] * 3
+
+
+def test_a_drive_that_lost_blocks_is_an_internal_error(guest: Guest, tmp_path: Path) -> None:
+    os.truncate(tmp_path / "drive", PAGE + 100)
+    read = {"prp1": guest.scratch, "dw10": 1}
+    assert names(guest, Nvm.READ, [(DRIVE, read), (DRIVE, {**read, "dw10": 0})]) == [
+        "INTERNAL_ERROR", "SUCCESS",
+    ]  # fmt: skip
 
 
 def test_the_local_memory(guest: Guest) -> None:

@@ -182,6 +182,15 @@ def test_queues_that_are_not_in_memory_are_fatal(guest: Guest) -> None:
     assert Guest(guest.controller).run(Memory.FILL, SLM, io=True, dw12=4).status == 0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_defect_is_fatal_to_the_host_and_no_silence(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_of(guest), "on_card", None)
+    guest.io.push(entry(Memory.FILL, 1, SLM, dw12=4))
+    until(lambda: guest.status == 3)
+
+
 def test_only_nvm_is_there_with_that_command_set_alone(guest: Guest) -> None:
     guest.write(Register.CC, 0)
     guest.admin = Queue(guest, 0, 32)

@@ -354,7 +354,14 @@ class NvmeController(PciFunction):
         return None
 
     def _work(self, admin: bool) -> None:
-        """Fetch, execute and complete commands until `close`."""
+        """Fetch, execute and complete commands until `close`; the host sees if this fails."""
+        try:
+            self._serve(admin)
+        except BaseException:
+            self.fail()
+            raise
+
+    def _serve(self, admin: bool) -> None:
         while True:
             with self.lock:
                 queue = self._next(admin)

@@ -8,6 +8,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from nearstep.errors import ArgumentError
 from nearstep.linux.nvme.standard import (
@@ -25,6 +26,7 @@ FAMILY = uuid.UUID("6e656172-7374-6570-8000-000000000000")
 """UUID of which those of namespaces are derived."""
 
 Run = Callable[[Command], int | None]
+Result = TypeVar("Result")
 
 
 class Namespace(ABC):
@@ -124,7 +126,9 @@ class DriveNamespace(Namespace):
         StatusError : they are not in the namespace, or the file cannot be read.
         """
         require(first + count <= self.blocks, Status.LBA_OUT_OF_RANGE)
-        return self._storage(lambda: os.pread(self._fd, count << LBA_SHIFT, first << LBA_SHIFT))
+        data = self._storage(lambda: os.pread(self._fd, count << LBA_SHIFT, first << LBA_SHIFT))
+        require(len(data) == count << LBA_SHIFT, Status.INTERNAL_ERROR)
+        return data
 
     def flush(self) -> None:
         os.fdatasync(self._fd)
@@ -146,19 +150,19 @@ class DriveNamespace(Namespace):
     def _write(self, command: Command) -> None:
         first, count = self._span(command)
         data = command.fetch(count << LBA_SHIFT)
-        self._storage(lambda: os.pwrite(self._fd, data, first << LBA_SHIFT))
+        written = self._storage(lambda: os.pwrite(self._fd, data, first << LBA_SHIFT))
+        require(written == len(data), Status.INTERNAL_ERROR)
         if command.bits(12, 30, 30):  # force unit access
             self._flush(command)
 
     def _flush(self, command: Command) -> None:
         self._storage(self.flush)
 
-    def _storage(self, access: Callable[[], object]) -> bytes:
+    def _storage(self, access: Callable[[], Result]) -> Result:
         try:
-            found = access()
+            return access()
         except OSError:
             raise StatusError(Status.INTERNAL_ERROR) from None
-        return found if isinstance(found, bytes) else b""
 
 
 def reachable(namespaces: Sequence[Namespace], number: int) -> Namespace | None:
