@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from nearstep_sim.linux.guest import boot, numbers, sums_of_torch
 from nearstep_sim.linux.initramfs import Initramfs
@@ -21,11 +22,20 @@ times, and counts of interrupts.
 RTL = "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=32MiB"
 
 
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+
+like_torch = pytest.mark.skipif(
+    CAPABILITY not in ("AVX2", "AVX512"),
+    reason=f"ATen's capability is {CAPABILITY}; its fused steps are vectorised for AVX2 and AVX512",
+)
+
+
 def stable(console: str) -> list[str]:
     """Lines of a console, without what varies; in order of the alphabet, as /dev/ng is not."""
     return sorted(re.sub(VARIES, "...", line, flags=re.M).rstrip() for line in console.splitlines())
 
 
+@like_torch
 @pytest.mark.deep
 @pytest.mark.parametrize(("url", "count"), [("golden:smartssd", 65552), (RTL, 4112)])
 def test_a_stock_linux_trains_ten_steps_with_torchs_bits(url: str, count: int) -> None:
@@ -48,6 +58,7 @@ def test_a_stock_linux_trains_ten_steps_with_torchs_bits(url: str, count: int) -
         assert stable("\n".join(lines)) == stable(transcript[1])
 
 
+@like_torch
 @pytest.mark.deep
 def test_a_guest_trains_after_others_were_killed_at_random_moments() -> None:
     draw = random.Random(5)

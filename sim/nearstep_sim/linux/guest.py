@@ -27,7 +27,6 @@ from nearstep.linux.nvme.controller import Counters
 from nearstep.linux.vfio_user import Server
 from nearstep_sim.linux.initramfs import Initramfs
 from nearstep_sim.linux.packages import LOADER, QEMU, PackagesError, unpacked
-from nearstep_spec.cache import CacheError
 from nearstep_spec.errors import NearstepError
 from nearstep_spec.rule.rules import OPTIMIZERS
 
@@ -78,7 +77,11 @@ def numbers(step: int, count: int) -> np.ndarray:
 
 
 def sums_of_torch(count: int, steps: int) -> list[str]:
-    """SHA-256 of p, m and v after steps of torch's fused AdamW."""
+    """SHA-256 of p, m and v after steps of torch's fused AdamW.
+
+    Bits are those of a card on processors with torch's kernels for AVX2 or AVX512, if `count` is a
+    multiple of 16; see `nearstep.optim`.
+    """
     import torch
 
     parameter = torch.nn.Parameter(torch.from_numpy(numbers(0, count)))
@@ -92,7 +95,7 @@ def sums_of_torch(count: int, steps: int) -> list[str]:
 
 
 def boot(
-    url: str, *, count: int, steps: int, accelerator: str = "tcg", kills: Sequence[float] = (),
+    url: str, *, count: int, steps: int, kills: Sequence[float] = (),
     show: Callable[[str], None] = lambda line: None,
 ) -> Outcome:  # fmt: skip
     """Boot a guest in front of a card, and let it train.
@@ -101,7 +104,6 @@ def boot(
     ----------
     url : of the card.
     count, steps : parameters, and steps of AdamW.
-    accelerator : of QEMU: `tcg`, or `kvm`.
     kills : for each a guest is started first, and QEMU killed after so many seconds; the card stays
         open.
     show : is given each line of the console between BEGIN and END.
@@ -110,7 +112,7 @@ def boot(
     ------
     PackagesError : QEMU or the guest cannot be fetched, or the example not be compiled.
     GuestError : the guest hung, or a command in it failed.
-    CacheError, NearstepError : from the cache, or the card.
+    NearstepError : from the cache, or the card.
     """
     files = unpacked()
     with tempfile.TemporaryDirectory(prefix="nearstep-linux-") as name:
@@ -126,9 +128,9 @@ def boot(
         thread.start()
         try:
             for each in kills:
-                _run(files, folder, accelerator, lambda line: None, each)
+                _run(files, folder, lambda line: None, each)
             begin = time.monotonic()
-            console = _run(files, folder, accelerator, show, LIMIT_S)
+            console = _run(files, folder, show, LIMIT_S)
             seconds = time.monotonic() - begin
         finally:
             server.stop()
@@ -163,16 +165,14 @@ def _initramfs(files: Path, folder: Path, arguments: str) -> bytes:
     return made.archive()
 
 
-def _run(
-    files: Path, folder: Path, accelerator: str, show: Callable[[str], None], limit_s: float
-) -> str:
+def _run(files: Path, folder: Path, show: Callable[[str], None], limit_s: float) -> str:
     """Run QEMU until the guest powers off, or for `limit_s`; return all of its console."""
     device = f'{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{folder / "card"}"}}}}'
     command = [
         str(files / "lib" / LOADER), "--library-path", str(files / "lib"), str(files / QEMU),
         "-L", str(files / "share"), "-nodefaults", "-no-user-config", "-display", "none",
-        "-machine", f"q35,memory-backend=m,accel={accelerator}", "-no-reboot",
-        "-cpu", "max" if accelerator == "tcg" else "host", "-smp", "1",
+        "-machine", "q35,memory-backend=m,accel=tcg", "-no-reboot",
+        "-cpu", "max", "-smp", "1",
         "-object", f"memory-backend-memfd,id=m,size={MEMORY_MIB}M,share=on", "-m", f"{MEMORY_MIB}M",
         "-kernel", str(files / "vmlinuz"), "-initrd", str(folder / "initramfs"),
         "-append", COMMAND_LINE, "-serial", "stdio", "-device", device,
@@ -208,14 +208,10 @@ def main() -> None:
     parser.add_argument("--device", default="golden:smartssd", help="the card")
     parser.add_argument("--parameters", type=int, default=65536 + 16)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--accelerator", default="tcg", choices=["tcg", "kvm"])
     given = parser.parse_args()
     try:
-        found = boot(
-            given.device, count=given.parameters, steps=given.steps, show=print,
-            accelerator=given.accelerator,
-        )  # fmt: skip
-    except (PackagesError, CacheError, GuestError) as error:
+        found = boot(given.device, count=given.parameters, steps=given.steps, show=print)
+    except (NearstepError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     counts = found.counters
     print(f"boot to power-off: {found.seconds:.1f} s")

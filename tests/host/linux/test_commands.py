@@ -19,6 +19,7 @@ from nearstep.linux.nvme.standard import Admin, Choice, Memory, Nvm, Program, St
 from nearstep.updater.arguments import rule_arguments
 from nearstep_spec.rule.rules import OPTIMIZERS
 
+from ..optim.conftest import like_torch
 from .guest import DRIVE_BYTES, PAGE, SHAPE, SLM_BYTES, Guest, entry, guest_of, ranges_of, until
 
 COUNT = 4096 + 16
@@ -325,6 +326,7 @@ def adamw() -> tuple[list[np.ndarray], list[str]]:
     return arrays, [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in wanted]
 
 
+@like_torch
 @pytest.mark.parametrize("way", ["set and data", "inline", "set", "inline and data"])
 def test_ten_steps_of_adamw_have_torchs_bits(
     guest: Guest, adamw: tuple[list[np.ndarray], list[str]], way: str
@@ -335,6 +337,7 @@ def test_ten_steps_of_adamw_have_torchs_bits(
     train(guest, adamw, way)
 
 
+@like_torch
 @pytest.mark.deep
 @pytest.mark.parametrize("bus", ["bar", "pcie"])
 def test_ten_steps_on_the_rtl_have_torchs_bits(
