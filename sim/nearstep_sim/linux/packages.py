@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -56,9 +57,11 @@ def unpacked() -> Path:
 
     Raises
     ------
-    PackagesError : a tool, the network or a package is missing.
+    PackagesError : a tool, the network or a package is missing, or the processor is another one.
     CacheError
     """
+    if platform.machine() != "x86_64":
+        raise PackagesError("run QEMU's package for x86-64", f"this is {platform.machine()}")
     wanted = (MIRROR, RELEASE, BACKPORTS, *INSTALLED, KERNEL, *ALONE, str(LAYOUT))
     digest = hashlib.sha256(repr(wanted).encode()).hexdigest()[:24]
     return once(cache_dir() / "linux" / f"debian-{digest}", _fetch)
@@ -88,6 +91,7 @@ def _fetch(folder: Path) -> Path:
         'Dir::Etc::sourceparts "/dev/null";\n'
         'APT::Sandbox::User "root";\nAPT::Install-Recommends "false";\n'
         'APT::Architecture "amd64";\nAcquire::Languages "none";\nAcquire::Retries "3";\n'
+        'APT::Update::Error-Mode "any";\n'
         'Binary::apt::APT::Keep-Downloaded-Packages "true";\n'
     )
     environment = os.environ | {"APT_CONFIG": str(apt / "apt.conf"), "LC_ALL": "C"}
