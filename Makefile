@@ -23,7 +23,7 @@ BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
 PYTEST := NEARSTEP_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $(JOBS) + 1) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all wheel sim bench bench-check bitstream bitstream-all formal lint format docs clean
+.PHONY: help setup run test test-all wheel sim bench bench-check bitstream bitstream-all formal linux lint format docs clean
 
 help:  ## show this text
 	@echo "usage: make TARGET"
@@ -53,6 +53,9 @@ wheel: $(READY)  ## a wheel under dist/ with compiled rules, for machines withou
 
 formal: $(READY)  ## formal proofs of FIFOs, movers, windows, registers
 	@$(PYTEST) -m formal
+
+linux: $(READY)  ## Debian's kernel, below QEMU, trains on the card (RUN_ARGS="--device sim:smartssd?lanes=4")
+	@$(BIN)/python .ci/run_with_args.py -m nearstep_sim.linux.guest
 
 bench: $(READY)  ## all benchmarks: JSON and plots under build/bench, docs/benchmarks.md
 	@set -e; for b in bench/bench_*.py; do echo "== $$b"; $(BIN)/python $$b; done; $(BIN)/python bench/page.py

@@ -12,6 +12,7 @@ import typer
 from nearstep.cli import (
     axdimm,
     cache,
+    card,
     coarse,
     config,
     devices,
@@ -53,7 +54,7 @@ def _app() -> typer.Typer:
 
     for module in (devices, doctor, offload, open_device, peers, plan, trace, registers):
         _command(app, module.__name__.rpartition(".")[2], module.command)
-    for group in (axdimm, cache, coarse, config, paper, platform, storage):
+    for group in (axdimm, cache, card, coarse, config, paper, platform, storage):
         app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
     for entry in sorted(importlib.metadata.entry_points(group="nearstep.commands")):
         _add(app, entry)

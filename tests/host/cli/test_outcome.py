@@ -38,6 +38,9 @@ STATUSES = (
     ("cache", "--nosuch", 2),
     ("cache clear", "more", 2),
     ("cache prepare", "more", 2),
+    ("card serve", "golden:smartssd --socket s --drive text", 2),
+    ("card serve", "golden:smartssd --socket text --drive new", 2),
+    ("card serve", "serial:nosuch --socket s --drive new", 1),
     ("coarse serve", "--device golden:coarse?devices=0 --listen unix:", 2),
     ("coarse serve", "--device golden:axdimm --listen unix:", 2),
     ("coarse serve", "--device serial:nosuch --listen unix:", 1),
@@ -147,6 +150,11 @@ REFUSED = {
         "golden:axdimm?lanes=3": "lanes must be one of",
         "golden:nothing": "there is no family",
         "nothing": "a device name reads backend:target",
+    },
+    "card serve": {
+        "golden:nothing --socket s --drive new": "there is no family 'nothing'",
+        "golden:smartssd?cards=2 --socket s --drive new": "one channel",
+        "golden:smartssd --socket s --drive new --serial #": "letters and digits",
     },
     "config check": {
         "missing.json": "No such file",

@@ -1,0 +1,52 @@
+"""The controller of a card: a drive, its memory, its rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nearstep.device import open_device
+from nearstep.errors import MismatchError
+from nearstep.linux.nvme.admin import AdminCommands
+from nearstep.linux.nvme.controller import NvmeController
+from nearstep.linux.nvme.memory import MemoryNamespace
+from nearstep.linux.nvme.namespace import DriveNamespace
+from nearstep.linux.nvme.programs import ProgramNamespace
+from nearstep.updater.updating import UpdatingDevice
+
+DRIVE, MEMORY, PROGRAMS = 1, 2, 3
+"""NSIDs."""
+
+
+def open_controller(url: str, drive: Path, memory_bytes: int, serial: str = "1") -> NvmeController:
+    """Open a card, with a controller in front of it, which closes the card.
+
+    Parameters
+    ----------
+    url : of a device with kernels, such as `golden:smartssd`; of one channel.
+    drive : file of the NVM namespace, of whole blocks of 4 KiB.
+    memory_bytes : of the card's memory that is the SLM namespace.
+    serial : as of `NvmeController`.
+
+    Raises
+    ------
+    MismatchError : the device has no kernel, or several channels.
+    ArgumentError : a size or the serial number is invalid.
+    OutOfDeviceMemoryError : the card has less memory.
+    UrlError, OptionError : the name is invalid.
+    OSError : the file cannot be opened.
+    """
+    card = open_device(url)
+    drive_space = None
+    try:
+        if not isinstance(card, UpdatingDevice) or card.channel_count != 1:
+            raise MismatchError("device", "with a kernel, and one channel", url)
+        memory = MemoryNamespace(card, memory_bytes)
+        drive_space = DriveNamespace(drive)
+        namespaces = (drive_space, memory, ProgramNamespace(memory))
+        memory.see(namespaces)
+        return NvmeController(namespaces, AdminCommands, serial)
+    except BaseException:
+        card.close()
+        if drive_space is not None:
+            drive_space.close()
+        raise

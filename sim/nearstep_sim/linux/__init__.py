@@ -1,0 +1,1 @@
+"""An unmodified Linux below an unmodified QEMU, in front of a card."""

@@ -1,0 +1,229 @@
+"""`make linux`: Debian's kernel, unmodified, below QEMU, unmodified, in front of a card.
+
+The guest looks at the card with Debian's nvme-cli, writes and reads the drive, and trains ten steps
+of AdamW on the card by standard commands. SHA-256 of p, m and v are compared with those of
+`torch.optim.AdamW(fused=True)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nearstep.linux.nvme.card import open_controller
+from nearstep.linux.nvme.controller import Counters
+from nearstep.linux.vfio_user import Server
+from nearstep_sim.linux.initramfs import Initramfs
+from nearstep_sim.linux.packages import LOADER, QEMU, PackagesError, unpacked
+from nearstep_spec.errors import NearstepError
+from nearstep_spec.rule.rules import OPTIMIZERS
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "nvme_adamw.c"
+MEMORY_MIB, CARD_MIB, DRIVE_MIB = 512, 16, 64
+LIMIT_S = 280
+COMMAND_LINE = "console=ttyS0 quiet panic=-1 nokaslr random.trust_cpu=on"
+
+
+class GuestError(NearstepError, RuntimeError):
+    """A guest did not do what it should; the console says why.
+
+    Attributes
+    ----------
+    console : what the guest printed.
+    """
+
+    def __init__(self, reason: str, console: str) -> None:
+        self.console = console
+        super().__init__(f"{reason}; the console's last lines:\n{console[-2000:]}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A boot.
+
+    Attributes
+    ----------
+    console : all that the guest printed.
+    seconds : from the start of QEMU to its end.
+    counters : of the controller, over the whole boot.
+    sums : SHA-256 of p, m and v in the guest.
+    """
+
+    console: str
+    seconds: float
+    counters: Counters
+    sums: Sequence[str]
+
+
+def numbers(step: int, count: int) -> np.ndarray:
+    """Parameters (step 0) and gradients of `examples/nvme_adamw.c`; float32, in [-1, 1)."""
+    x = np.arange(count, dtype=np.uint32) * np.uint32(2654435761)
+    x += np.uint32((step * 40503 + 12345) & 0xFFFFFFFF)
+    x = (x ^ (x >> np.uint32(15))) * np.uint32(2246822519)
+    x ^= x >> np.uint32(13)
+    return (x >> np.uint32(8)).astype(np.float32) / np.float32(8388608) - np.float32(1)
+
+
+def sums_of_torch(count: int, steps: int) -> list[str]:
+    """SHA-256 of p, m and v after steps of torch's fused AdamW.
+
+    Bits are those of a card on processors with torch's kernels for AVX2 or AVX512, if `count` is a
+    multiple of 16; see `nearstep.optim`.
+    """
+    import torch
+
+    parameter = torch.nn.Parameter(torch.from_numpy(numbers(0, count)))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3, fused=True)
+    for step in range(1, steps + 1):
+        parameter.grad = torch.from_numpy(numbers(step, count))
+        optimizer.step()
+    state = optimizer.state[parameter]
+    arrays = (parameter.detach(), state["exp_avg"], state["exp_avg_sq"])
+    return [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in arrays]
+
+
+def boot(
+    url: str, *, count: int, steps: int, kills: Sequence[float] = (),
+    show: Callable[[str], None] = lambda line: None,
+) -> Outcome:  # fmt: skip
+    """Boot a guest in front of a card, and let it train.
+
+    Parameters
+    ----------
+    url : of the card.
+    count, steps : parameters, and steps of AdamW.
+    kills : for each a guest is started first, and QEMU killed after so many seconds; the card stays
+        open.
+    show : is given each line of the console between BEGIN and END.
+
+    Raises
+    ------
+    PackagesError : QEMU or the guest cannot be fetched, or the example not be compiled.
+    GuestError : the guest hung, or a command in it failed.
+    NearstepError : from the cache, or the card.
+    """
+    files = unpacked()
+    with tempfile.TemporaryDirectory(prefix="nearstep-linux-") as name:
+        folder = Path(name)
+        arguments = f"{OPTIMIZERS['adam'].by_rule['adam'].digest} {count} {steps}"
+        (folder / "initramfs").write_bytes(_initramfs(files, folder, arguments))
+        drive = folder / "drive"
+        with drive.open("wb") as file:
+            file.truncate(DRIVE_MIB << 20)
+        controller = open_controller(url, drive, CARD_MIB << 20)
+        server = Server(controller, folder / "card")
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        try:
+            for each in kills:
+                _run(files, folder, lambda line: None, each)
+            begin = time.monotonic()
+            console = _run(files, folder, show, LIMIT_S)
+            seconds = time.monotonic() - begin
+        finally:
+            server.stop()
+            thread.join()
+            controller.close()
+    sums = re.findall(r"^([0-9a-f]{64})  [pmv]$", console, re.MULTILINE)
+    if "FAILED" in console or "END" not in console or len(sums) != 3:
+        raise GuestError("the guest failed", console)
+    return Outcome(console, seconds, controller.counters, sums)
+
+
+def _initramfs(files: Path, folder: Path, arguments: str) -> bytes:
+    """The guest's filesystem: init, busybox, nvme-cli with its libraries, the example."""
+    program = folder / "nvme_adamw"
+    command = ["gcc", "-static", "-O2", str(EXAMPLE), "-o", str(program), "-lm"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise PackagesError(f"compile {EXAMPLE.name}", "gcc is not installed") from None
+    if done.returncode:
+        raise PackagesError(f"compile {EXAMPLE.name}", done.stderr.strip()[-500:])
+    made = Initramfs()
+    made.add("init", (Path(__file__).parent / "init.sh").read_bytes())
+    made.add("bin/nvme_adamw", program.read_bytes())
+    made.add("arguments", arguments.encode())
+    for each in ("busybox", "nvme"):
+        made.add(f"bin/{each}", (files / each).read_bytes())
+    names = (files / "nvme.libraries").read_text().split()
+    for each in (*names, LOADER):
+        made.add(f"lib/{each}", (files / "lib" / each).read_bytes())
+    made.link(f"lib64/{LOADER}", f"/lib/{LOADER}")
+    return made.archive()
+
+
+def _run(files: Path, folder: Path, show: Callable[[str], None], limit_s: float) -> str:
+    """Run QEMU until the guest powers off, or for `limit_s`; return all of its console."""
+    device = f'{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{folder / "card"}"}}}}'
+    command = [
+        str(files / "lib" / LOADER), "--library-path", str(files / "lib"), str(files / QEMU),
+        "-L", str(files / "share"), "-nodefaults", "-no-user-config", "-display", "none",
+        "-machine", "q35,memory-backend=m,accel=tcg", "-no-reboot",
+        "-cpu", "max", "-smp", "1",
+        "-object", f"memory-backend-memfd,id=m,size={MEMORY_MIB}M,share=on", "-m", f"{MEMORY_MIB}M",
+        "-kernel", str(files / "vmlinuz"), "-initrd", str(folder / "initramfs"),
+        "-append", COMMAND_LINE, "-serial", "stdio", "-device", device,
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env={**os.environ, "LC_ALL": "C"},
+    )  # fmt: skip
+    watch = threading.Timer(limit_s, process.kill)
+    watch.start()
+    lines: list[str] = []
+    shown = False
+    assert process.stdout is not None
+    try:
+        for raw in process.stdout:
+            line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode(errors="replace")).rstrip()
+            lines.append(line)
+            shown = (shown or line == "BEGIN") and line != "END"
+            if shown and line != "BEGIN":
+                show(line)
+        process.wait()
+    finally:
+        watch.cancel()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Boot, print the transcript, and compare with torch."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="make linux")
+    parser.add_argument("--device", default="golden:smartssd", help="the card")
+    parser.add_argument("--parameters", type=int, default=65536 + 16)
+    parser.add_argument("--steps", type=int, default=10)
+    given = parser.parse_args()
+    try:
+        found = boot(given.device, count=given.parameters, steps=given.steps, show=print)
+    except (NearstepError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+    counts = found.counters
+    print(f"boot to power-off: {found.seconds:.1f} s")
+    print(
+        f"{counts.commands} commands, {counts.mmio_writes} writes and {counts.mmio_reads} reads of "
+        f"registers, {counts.interrupts} interrupts"
+    )
+    wanted = sums_of_torch(given.parameters, given.steps)
+    equal = wanted == list(found.sums)
+    print(f"p, m and v {'equal' if equal else 'DIFFER FROM'} those of torch, fused, in every bit")
+    sys.exit(not equal)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Debian's kernel below QEMU, both unmodified, in front of a card: `make linux`."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from nearstep_sim.linux.guest import boot, numbers, sums_of_torch
+from nearstep_sim.linux.initramfs import Initramfs
+from nearstep_sim.linux.packages import PackagesError
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "linux.md"
+VARIES = r"nvme0n\d|ng0n\d|[\d.]+ ms a step|nvme0q\d.*|^ \d+: .*nvme0q\d|^/dev/nvme0n\d.*"
+"""Parts of the transcript that differ from boot to boot: the order in which namespaces are found,
+times, and counts of interrupts.
+"""
+
+RTL = "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=32MiB"
+
+
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
+
+like_torch = pytest.mark.skipif(
+    CAPABILITY not in ("AVX2", "AVX512"),
+    reason=f"ATen's capability is {CAPABILITY}; its fused steps are vectorised for AVX2 and AVX512",
+)
+
+
+def stable(console: str) -> list[str]:
+    """Lines of a console, without what varies; in order of the alphabet, as /dev/ng is not."""
+    return sorted(re.sub(VARIES, "...", line, flags=re.M).rstrip() for line in console.splitlines())
+
+
+@like_torch
+@pytest.mark.deep
+@pytest.mark.parametrize(("url", "count"), [("golden:smartssd", 65552), (RTL, 4112)])
+def test_a_stock_linux_trains_ten_steps_with_torchs_bits(url: str, count: int) -> None:
+    lines: list[str] = []
+    try:
+        found = boot(url, count=count, steps=10, show=lines.append)
+    except PackagesError as error:
+        pytest.skip(str(error))
+    assert list(found.sums) == sums_of_torch(count, 10)
+    counters = found.counters
+    assert counters.by_opcode[1, 1] >= 10 + 16  # Execute, and writes of the drive
+    assert counters.by_opcode[0, 0x89] == counters.by_opcode[0, 0x88] == 1
+    assert counters.completions == counters.commands
+    assert "Power down" in found.console
+    assert not re.search(r"timeout|completion polled|I/O error", found.console)
+    assert lines.count("equal") == 2
+    if count == 65552:
+        transcript = re.search(r"```log\n(# uname.*?)^boot to", PAGE.read_text(), re.S | re.M)
+        assert transcript is not None
+        assert stable("\n".join(lines)) == stable(transcript[1])
+
+
+@like_torch
+@pytest.mark.deep
+def test_a_guest_trains_after_others_were_killed_at_random_moments() -> None:
+    draw = random.Random(5)
+    kills = [draw.uniform(1, 9) for _ in range(6)]
+    try:
+        found = boot("golden:smartssd", count=4112, steps=10, kills=kills)
+    except PackagesError as error:
+        pytest.skip(str(error))
+    assert list(found.sums) == sums_of_torch(4112, 10)
+    assert found.counters.by_opcode[0, 0x89] >= 1
+
+
+def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARSTEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PackagesError, match="apt-get is not installed"):
+        boot("golden:smartssd", count=16, steps=1)
+    assert not list((tmp_path / "cache" / "linux").glob("debian*"))
+
+
+def test_numbers_are_those_of_the_example() -> None:
+    """Values that the C program prints with the same two loops."""
+    found = numbers(3, 5)
+    assert found.dtype.name == "float32"
+    assert found.tolist() == [
+        0.6691782474517822,
+        -0.9245424270629883,
+        -0.7708601951599121,
+        0.8066625595092773,
+        -0.36436784267425537,
+    ]
+    assert abs(numbers(0, 100_000)).max() <= 1
+
+
+def test_an_archive_has_headers_of_110_bytes_and_names_padded_to_words() -> None:
+    made = Initramfs()
+    made.add("bin/sh", b"12345", mode=0o755)
+    made.link("lib64/a", "/lib/a")
+    archive = made.archive()
+    assert len(archive) % 4 == 0
+    entries, at = [], 0
+    while at < len(archive):
+        assert archive[at : at + 6] == b"070701"
+        fields = [int(archive[at + 6 + 8 * n : at + 14 + 8 * n], 16) for n in range(13)]
+        name_at = at + 110
+        name = archive[name_at : name_at + fields[11] - 1].decode()
+        data_at = -(-(name_at + fields[11]) // 4) * 4
+        entries.append((name, oct(fields[1]), archive[data_at : data_at + fields[6]]))
+        at = -(-(data_at + fields[6]) // 4) * 4
+    assert entries == [
+        ("bin", "0o40755", b""), ("bin/sh", "0o100755", b"12345"), ("lib64", "0o40755", b""),
+        ("lib64/a", "0o120777", b"/lib/a"), ("TRAILER!!!", "0o0", b""),
+    ]  # fmt: skip
