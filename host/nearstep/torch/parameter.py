@@ -315,9 +315,9 @@ class DeviceParameter:
 
     def arrived(self, copy: Tensor) -> None:
         """Record that the offloaded parameter is on the host again, with the contents of `copy`."""
-        self.offloaded = False
         exact = self._current != "p" or not self.keeps_master
         self._leave(self._current if exact else None, copy)
+        self.offloaded = False
 
     @property
     def current(self) -> str:

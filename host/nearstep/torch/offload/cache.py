@@ -58,6 +58,7 @@ class ParameterCache:
     watch : tracer of the program's computation; the engine's own operations are hidden from the
         tracer.
     recording : notified of fetches, frees and computation, while a recording is open.
+    torn : an exception, such as Ctrl-C, has left an operation of the engine; `mend` before the next.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class ParameterCache:
         self.closed = False
         self.streams = streams
         self.sent = 0
+        self.torn = False
         self.recording = None
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], bool] = lambda: False
@@ -138,8 +140,8 @@ class ParameterCache:
         """Track the new memory of a present parameter."""
         before = copy.holds
         self._forget(copy)
-        copy.rebind()
         copy.binding += 1
+        copy.rebind()
         self._know(copy)
         if copy not in self._direct:
             copy.holds = copy.nbytes
@@ -186,38 +188,85 @@ class ParameterCache:
             yield
             return
         self.check_runs()
-        with self.aside():
-            for copy in copies:
-                self._switch(copy)
-        for copy in copies:
-            copy.pins += 1
+        if self.torn:
+            self.mend()
+        use = object()
         try:
-            with self.aside():
+            try:
+                with self.aside():
+                    for copy in copies:
+                        self._switch(copy)
+                    for copy in copies:
+                        copy.pins.add(use)
+                    for copy in copies:
+                        self.check_old(copy, "it is used before optimizer.step()")
+                        self.order.used(copy.index, is_in_backward())
+                    for copy in copies:
+                        if not copy.present:
+                            self._fetch(copy)
+                            self.counts.fetches += 1
+                    if self.prefetches:
+                        self._prefetch()
+                    for copy in copies:
+                        copy.land()
+                if self.recording is not None:
+                    self.recording.uses(copies, [each for each in copies if each in self._direct])
+                yield
+            finally:
                 for copy in copies:
-                    self.check_old(copy, "it is used before optimizer.step()")
-                    self.order.used(copy.index, is_in_backward())
-                for copy in copies:
-                    if not copy.present:
-                        self._fetch(copy)
-                        self.counts.fetches += 1
-                if self.prefetches:
-                    self._prefetch()
-                for copy in copies:
-                    copy.land()
-            if self.recording is not None:
-                self.recording.uses(copies, [each for each in copies if each in self._direct])
-            yield
-        finally:
+                    copy.pins.discard(use)
+        except BaseException:
+            self.torn = True
             for copy in copies:
-                copy.pins -= 1
+                copy.pins.discard(use)
+            raise
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Hide the engine's operations in this `with` statement from all modes of torch."""
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            if self.recording is not None:
-                self.recording.compute()
-            yield
+        try:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                if self.recording is not None:
+                    self.recording.compute()
+                yield
+        except BaseException:
+            self.torn = True
+            raise
+
+    def mend(self) -> None:
+        """After an exception at any bytecode: derive what is charged, and to which parameter, from
+        parameters, gradients and transfers as they are."""
+        in_backward = is_in_backward()
+        with self.aside():
+            for copy in self.copies:
+                copy.mend()
+                if copy.present and copy not in self._direct and copy not in self._present:
+                    if copy.can_go:
+                        copy.release()
+                    else:
+                        self._present.add(copy)
+                if not copy.present:
+                    self._direct.discard(copy)
+                if not copy.present or copy in self._direct:
+                    self._present.discard(copy)
+                in_vector = self.shadow is not None and self.shadow.has(copy)
+                copy.holds = copy.nbytes if copy in self._present and not in_vector else 0
+                if not in_backward:
+                    copy.reserved = 0
+                    copy.uses.clear()
+                    if copy.resident.held is not None:  # it has what torch's has, too
+                        copy.set_raw_gradient(None)
+                copy.counted = copy.charge(copy.raw_gradient())
+            self._by_storage = {
+                copy.storage._cdata: copy for copy in self.copies if copy.storage is not None
+            }
+            self.sent = self._departing
+            self.ledger.parameters = sum(copy.holds for copy in self.copies)
+            if self.shadow is not None:
+                self.ledger.parameters += self.shadow.nbytes
+            charged = sum(copy.reserved + copy.counted for copy in self.copies)
+            self.ledger.gradients = self.sent + charged
+        self.torn = False
 
     def reap(self) -> None:
         """Stop charging gradients whose transfer has ended."""
@@ -335,14 +384,13 @@ class ParameterCache:
         return 0 if self.streams is None else self.streams.departing_bytes
 
     def reserve(self, nbytes: int, what: str) -> None:
-        """Charge a gradient before backward makes it.
+        """Charge a gradient before backward makes it; call it in `aside`.
 
         Raises
         ------
         BudgetError
         """
-        with self.aside():
-            self.make_room(nbytes, what)
+        self.make_room(nbytes, what)
         self.ledger.add_gradient(nbytes)
         self._reserve = max(self._reserve, self._new_gradients)
 
@@ -392,6 +440,7 @@ class ParameterCache:
             if self.streams is not None:
                 return  # in memory of the accelerator
             copy.land()
+            self._direct.add(copy)
             self._present.discard(copy)
             self.ledger.add_parameter(-copy.holds)
             copy.holds = 0
