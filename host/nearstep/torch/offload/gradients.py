@@ -380,9 +380,11 @@ class Gradients:
 class _Pass:
     """A callback that torch calls when a backward ends, and drops uncalled when it fails."""
 
+    _gradients: Gradients | None = None
+
     def __init__(self, gradients: Gradients, task: int) -> None:
-        self._gradients: Gradients | None = gradients
         self._task = task
+        self._gradients = gradients
 
     @eager
     def __call__(self) -> None:
