@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nearstep.torch.computation import is_in_backward
+from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import EarlyUpdateError
 from nearstep.torch.memferry.tracer import ModelTracer
 from nearstep.torch.offload.compute_copy import ComputeCopy
@@ -58,7 +59,7 @@ class ParameterCache:
     watch : tracer of the program's computation; the engine's own operations are hidden from the
         tracer.
     recording : notified of fetches, frees and computation, while a recording is open.
-    torn : an exception, such as Ctrl-C, has left an operation of the engine; `mend` before the next.
+    torn : an exception has left an operation of the engine; `mend` before the next one.
     """
 
     def __init__(
@@ -234,8 +235,8 @@ class ParameterCache:
             raise
 
     def mend(self) -> None:
-        """After an exception at any bytecode: derive what is charged, and to which parameter, from
-        parameters, gradients and transfers as they are."""
+        """After an exception at any bytecode, as Ctrl-C raises it: derive what is present and what is
+        charged from parameters, gradients and transfers as they are."""
         in_backward = is_in_backward()
         with self.aside():
             for copy in self.copies:
@@ -254,7 +255,7 @@ class ParameterCache:
                 if not in_backward:
                     copy.reserved = 0
                     copy.uses.clear()
-                    if copy.resident.held is not None:  # it has what torch's has, too
+                    if isinstance(copy.resident.held, DeviceGradient):  # has torch's in it
                         copy.set_raw_gradient(None)
                 copy.counted = copy.charge(copy.raw_gradient())
             self._by_storage = {
@@ -266,6 +267,8 @@ class ParameterCache:
                 self.ledger.parameters += self.shadow.nbytes
             charged = sum(copy.reserved + copy.counted for copy in self.copies)
             self.ledger.gradients = self.sent + charged
+            if self.ledger.free < 0:  # data assigned to a parameter of the vector
+                self._free_vector()
         self.torn = False
 
     def reap(self) -> None:

@@ -313,8 +313,8 @@ class ComputeCopy:
         self.present = True
 
     def mend(self) -> None:
-        """After an exception at any bytecode: derive `present` and `storage` from torch's parameter;
-        free or refresh memory whose values the owner alone has."""
+        """After an exception at any bytecode: derive `present` and `storage` from the parameter's
+        memory; free the memory, or refresh it, if the owner alone has the values."""
         with torch._C.DisableTorchFunctionSubclass():
             own = self.parameter.untyped_storage()._cdata
         is_here = own != self._away.untyped_storage()._cdata

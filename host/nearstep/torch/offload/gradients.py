@@ -169,9 +169,9 @@ class Gradients:
 
     def spend(self, copy: ComputeCopy) -> None:
         """Free a gradient that has updated its parameter."""
+        copy.resident.spend_gradient()
         copy.set_raw_gradient(None)
         self._recount(copy, None)
-        copy.resident.spend_gradient()
 
     def read(self, copy: ComputeCopy) -> Tensor | None:
         """Return `grad` of a parameter; fetch it if the owner holds it.

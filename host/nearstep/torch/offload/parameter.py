@@ -299,14 +299,16 @@ def plainly(
     """Call a function with present parameters as plain tensors, so that other subclasses and modes
     of torch are dispatched as usual."""
     classes = {id(each): (each, type(each)) for each in found}
-    hooks = [engine.saved.around() for engine in engines] if torch.is_grad_enabled() else []
+    hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
     try:
         try:
             for each, own in classes.values():
                 each.__class__ = Parameter if own is OffloadedParameter else Tensor
-            for hook in hooks:
-                if hook is not None:
-                    hook.__enter__()
+            for engine in engines if torch.is_grad_enabled() else ():
+                around = engine.saved.around()
+                if around is not None:
+                    hooks.append(around)
+                    around.__enter__()
             return func(*args, **kwargs)
         finally:
             _end_plainly(classes.values(), hooks)
@@ -317,16 +319,15 @@ def plainly(
 
 def _end_plainly(
     classes: Iterable[tuple[Any, type]],
-    hooks: Sequence[torch.autograd.graph.saved_tensors_hooks | None],
+    hooks: Sequence[torch.autograd.graph.saved_tensors_hooks],
 ) -> None:
     """Restore classes, and remove hooks that are not removed yet."""
     for each, own in classes:
         each.__class__ = own
-    for hook in reversed(hooks):
-        if hook is not None:
-            top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-            if top is not None and top[0] is hook.pack_hook:
-                hook.__exit__()
+    for each in reversed(hooks):
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if top is not None and top[0] is each.pack_hook:
+            each.__exit__()
 
 
 def expose(
