@@ -235,7 +235,7 @@ class ParameterCache:
             raise
 
     def mend(self) -> None:
-        """After an exception at any bytecode, as Ctrl-C raises it: derive what is present and what is
+        """After an exception at any bytecode, as of Ctrl-C: derive what is present and what is
         charged from parameters, gradients and transfers as they are."""
         in_backward = is_in_backward()
         with self.aside():
