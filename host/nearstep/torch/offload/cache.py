@@ -195,21 +195,7 @@ class ParameterCache:
         try:
             try:
                 with self.aside():
-                    for copy in copies:
-                        self._switch(copy)
-                    for copy in copies:
-                        copy.pins.add(use)
-                    for copy in copies:
-                        self.check_old(copy, "it is used before optimizer.step()")
-                        self.order.used(copy.index, is_in_backward())
-                    for copy in copies:
-                        if not copy.present:
-                            self._fetch(copy)
-                            self.counts.fetches += 1
-                    if self.prefetches:
-                        self._prefetch()
-                    for copy in copies:
-                        copy.land()
+                    self._pin(copies, use)
                 if self.recording is not None:
                     self.recording.uses(copies, [each for each in copies if each in self._direct])
                 yield
@@ -221,6 +207,24 @@ class ParameterCache:
             for copy in copies:
                 copy.pins.discard(use)
             raise
+
+    def _pin(self, copies: Sequence[ComputeCopy], use: object) -> None:
+        """Pin parameters for a use, and fetch those that are absent."""
+        for copy in copies:
+            self._switch(copy)
+        for copy in copies:
+            copy.pins.add(use)
+        for copy in copies:
+            self.check_old(copy, "it is used before optimizer.step()")
+            self.order.used(copy.index, is_in_backward())
+        for copy in copies:
+            if not copy.present:
+                self._fetch(copy)
+                self.counts.fetches += 1
+        if self.prefetches:
+            self._prefetch()
+        for copy in copies:
+            copy.land()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
