@@ -189,7 +189,7 @@ def test_an_engine_that_is_interrupted_is_usable(function: str, seed: int) -> No
 @pytest.mark.parametrize("updates", ["at-step", "in-backward"])
 @pytest.mark.parametrize("function", KEPT)
 def test_an_engine_that_is_interrupted_anywhere_is_usable(function: str, updates: str) -> None:
-    offloaded_campaign("processor", 100, 11, f"/torch/offload/{function}", updates)
+    offloaded_campaign("processor", 40, 11, f"/torch/offload/{function}", updates)
 
 
 @pytest.mark.deep
