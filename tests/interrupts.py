@@ -21,7 +21,7 @@ class Interrupts:
     Parameters
     ----------
     at : number of that bytecode, from 1 on; 0: of none.
-    within : part of the paths of the files that count.
+    within : what counts: part of the files' paths and, behind a colon, of the functions' names.
     again : number of the call, after the first exception, in which a second one is raised, at its
         begin or, of a function in C, behind it: where Python looks for signals. 0: none.
 
@@ -34,7 +34,7 @@ class Interrupts:
 
     def __init__(self, at: int = 0, within: str = PACKAGE, again: int = 0) -> None:
         self._at = at
-        self._within = within
+        self._within, _, self._function = within.partition(":")
         self._again = again
         self.twice = False
         self.count = 0
@@ -56,9 +56,11 @@ class Interrupts:
                 gc.enable()
             # Python may raise between the call of a context and the statements that leave it.
             torch.set_grad_enabled(grad)
+            torch._C._set_torch_function_state(torch._C._TorchFunctionState.ENABLED)
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        if self._within not in frame.f_code.co_filename:
+        code = frame.f_code
+        if self._within not in code.co_filename or self._function not in code.co_qualname:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._follow

@@ -369,7 +369,8 @@ class DeviceOptimizer(Optimizer):
         if self._early is not None:
             self._early.reset(self, set_to_none=set_to_none)
         for resident in self.table.parameters.values() if set_to_none else ():
-            if resident.held is not None and not resident.held.applied:
+            held = resident.held  # after Ctrl-C it may be marked by a step that was made
+            if held is not None and not (held.applied and self.keeps_updates):
                 resident.release_gradient()
         super().zero_grad(set_to_none)
 

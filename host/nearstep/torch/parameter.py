@@ -319,10 +319,10 @@ class DeviceParameter:
     def arrived(self, copy: Tensor | None) -> None:
         """Record that the offloaded parameter is on the host again, with the contents of `copy`;
         None: the caller knows whether the parameter has changed since."""
-        self.offloaded = False
         exact = self._current != "p" or not self.keeps_master
         if copy is not None:
             self._leave(self._current if exact else None, copy)
+        self.offloaded = False
 
     def source(self) -> tuple[NDArray[Any], Tensor] | None:
         """Return the array of the segment that has an offloaded parameter, and the parameter as a

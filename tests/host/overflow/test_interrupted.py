@@ -21,6 +21,16 @@ MODES: dict[str, tuple[Job, dict[str, Any]]] = {
     "at-step": (JOB, {}),
     "in-backward": (replace(JOB, early=True), EARLY),
 }
+KEPT = {
+    "cache.py:ParameterCache.release": 23,
+    "cache.py:ParameterCache.using": 12,
+    "compute_copy.py:ComputeCopy": 18,
+    "gradients.py:Gradients": 14,
+    "ledger.py:": 17,
+    "parameter.py:plainly": 18,
+}
+"""Functions of the engine that keep its books, each with a seed."""
+
 COMMIT = 1_500
 """Bytecodes at the end of a step, in which its commit ends."""
 
@@ -122,14 +132,16 @@ def after(kind: str) -> list[dict[str, bytes]]:
     return found
 
 
-def offloaded(kind: str, at: int) -> Interrupts:
+def offloaded(
+    kind: str, at: int, within: str = PACKAGE, updates: str = "in-backward"
+) -> Interrupts:
     """The second iteration of an offloaded model is interrupted at a bytecode."""
     with drives() as on:
         url, more = HOMES[kind][0], {"memory": 17_000}
         model, optimizer = stack(url, drives=on.store, **more)
-        nearstep.offload(model, optimizer, budget=8_000, updates="in-backward")
+        engine = nearstep.offload(model, optimizer, budget=8_000, updates=updates)  # type: ignore[arg-type]
         iteration(model, optimizer, 0)
-        interrupts = Interrupts(at)
+        interrupts = Interrupts(at, within)
         try:
             with interrupts.armed():
                 iteration(model, optimizer, 1)
@@ -142,6 +154,11 @@ def offloaded(kind: str, at: int) -> Interrupts:
             for number in range(made, 3):
                 iteration(model, optimizer, number)
             assert everything([*model.parameters()], optimizer) == after(kind)[3], interrupts.where
+            space, ledger = engine._space, engine._space.ledger
+            charged = ledger.parameters, ledger.gradients
+            space.mend()
+            assert charged == (ledger.parameters, ledger.gradients), interrupts.where
+            assert ledger.peak <= engine.budget
         except InterruptedStepError:  # the device was in the middle of an update
             assert kind == "host", interrupts.where
     other = Drives(images)
@@ -151,16 +168,28 @@ def offloaded(kind: str, at: int) -> Interrupts:
     return interrupts
 
 
-def offloaded_campaign(kind: str, count: int, seed: int) -> None:
+def offloaded_campaign(kind: str, count: int, seed: int, *how: str) -> None:
     print(f"seed {seed}")
-    rng, whole = random.Random(seed), offloaded(kind, 1 << 40).count
-    found = [offloaded(kind, rng.randrange(whole)).where for _ in range(count)]
+    rng, whole = random.Random(seed), offloaded(kind, 1 << 40, *how).count
+    found = [offloaded(kind, rng.randrange(whole), *how).where for _ in range(count)]
     assert sum(where is not None for where in found) >= count / 2
 
 
 @pytest.mark.parametrize("kind", ["host", "processor"])
 def test_an_offloaded_backward_that_is_interrupted_was_made_or_not(kind: str) -> None:
     offloaded_campaign(kind, 3, seed=8)
+
+
+@pytest.mark.parametrize(("function", "seed"), KEPT.items())
+def test_an_engine_that_is_interrupted_is_usable(function: str, seed: int) -> None:
+    offloaded_campaign("processor", 3, seed, f"/torch/offload/{function}")
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("updates", ["at-step", "in-backward"])
+@pytest.mark.parametrize("function", KEPT)
+def test_an_engine_that_is_interrupted_anywhere_is_usable(function: str, updates: str) -> None:
+    offloaded_campaign("processor", 40, 11, f"/torch/offload/{function}", updates)
 
 
 @pytest.mark.deep

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nearstep.torch.computation import is_in_backward
+from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import EarlyUpdateError
 from nearstep.torch.memferry.tracer import ModelTracer
 from nearstep.torch.offload.compute_copy import ComputeCopy
@@ -58,6 +59,7 @@ class ParameterCache:
     watch : tracer of the program's computation; the engine's own operations are hidden from the
         tracer.
     recording : notified of fetches, frees and computation, while a recording is open.
+    torn : an exception has left an operation of the engine; `mend` before the next one.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ParameterCache:
         self.closed = False
         self.streams = streams
         self.sent = 0
+        self.torn = False
         self.recording = None
         self.spill: Callable[[], bool] = lambda: False
         self.give_up: Callable[[], bool] = lambda: False
@@ -138,8 +141,8 @@ class ParameterCache:
         """Track the new memory of a present parameter."""
         before = copy.holds
         self._forget(copy)
-        copy.rebind()
         copy.binding += 1
+        copy.rebind()
         self._know(copy)
         if copy not in self._direct:
             copy.holds = copy.nbytes
@@ -186,38 +189,91 @@ class ParameterCache:
             yield
             return
         self.check_runs()
-        with self.aside():
-            for copy in copies:
-                self._switch(copy)
-        for copy in copies:
-            copy.pins += 1
+        if self.torn:
+            self.mend()
+        use = object()
         try:
-            with self.aside():
+            try:
+                with self.aside():
+                    self._pin(copies, use)
+                if self.recording is not None:
+                    self.recording.uses(copies, [each for each in copies if each in self._direct])
+                yield
+            finally:
                 for copy in copies:
-                    self.check_old(copy, "it is used before optimizer.step()")
-                    self.order.used(copy.index, is_in_backward())
-                for copy in copies:
-                    if not copy.present:
-                        self._fetch(copy)
-                        self.counts.fetches += 1
-                if self.prefetches:
-                    self._prefetch()
-                for copy in copies:
-                    copy.land()
-            if self.recording is not None:
-                self.recording.uses(copies, [each for each in copies if each in self._direct])
-            yield
-        finally:
+                    copy.pins.discard(use)
+        except BaseException:
+            self.torn = True
             for copy in copies:
-                copy.pins -= 1
+                copy.pins.discard(use)
+            raise
+
+    def _pin(self, copies: Sequence[ComputeCopy], use: object) -> None:
+        """Pin parameters for a use, and fetch those that are absent."""
+        for copy in copies:
+            self._switch(copy)
+        for copy in copies:
+            copy.pins.add(use)
+        for copy in copies:
+            self.check_old(copy, "it is used before optimizer.step()")
+            self.order.used(copy.index, is_in_backward())
+        for copy in copies:
+            if not copy.present:
+                self._fetch(copy)
+                self.counts.fetches += 1
+        if self.prefetches:
+            self._prefetch()
+        for copy in copies:
+            copy.land()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Hide the engine's operations in this `with` statement from all modes of torch."""
-        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            if self.recording is not None:
-                self.recording.compute()
-            yield
+        try:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                if self.recording is not None:
+                    self.recording.compute()
+                yield
+        except BaseException:
+            self.torn = True
+            raise
+
+    def mend(self) -> None:
+        """After an exception at any bytecode, as of Ctrl-C: derive what is present and what is
+        charged from parameters, gradients and transfers as they are."""
+        in_backward = is_in_backward()
+        with self.aside():
+            for copy in self.copies:
+                copy.mend()
+                if copy.present and copy not in self._direct and copy not in self._present:
+                    if copy.can_go:
+                        copy.release()
+                    else:
+                        self._present.add(copy)
+                if not copy.present:
+                    self._direct.discard(copy)
+                if not copy.present or copy in self._direct:
+                    self._present.discard(copy)
+                in_vector = self.shadow is not None and self.shadow.has(copy)
+                copy.holds = copy.nbytes if copy in self._present and not in_vector else 0
+                if not in_backward:
+                    copy.reserved = 0
+                    copy.uses.clear()
+                    if isinstance(copy.resident.held, DeviceGradient):  # has torch's in it
+                        copy.set_raw_gradient(None)
+                copy.counted = copy.charge(copy.raw_gradient())
+            self._by_storage = {
+                copy.storage._cdata: copy for copy in self.copies if copy.storage is not None
+            }
+            self.sent = self._departing
+            self.ledger.parameters = sum(copy.holds for copy in self.copies)
+            if self.shadow is not None:
+                self.ledger.parameters += self.shadow.nbytes
+            charged = sum(copy.reserved + copy.counted for copy in self.copies)
+            self.ledger.gradients = self.sent + charged
+            if self.ledger.free < 0:  # data assigned to a parameter of the vector
+                self._free_vector()
+        self.torn = False
 
     def reap(self) -> None:
         """Stop charging gradients whose transfer has ended."""
@@ -335,14 +391,13 @@ class ParameterCache:
         return 0 if self.streams is None else self.streams.departing_bytes
 
     def reserve(self, nbytes: int, what: str) -> None:
-        """Charge a gradient before backward makes it.
+        """Charge a gradient before backward makes it; call it in `aside`.
 
         Raises
         ------
         BudgetError
         """
-        with self.aside():
-            self.make_room(nbytes, what)
+        self.make_room(nbytes, what)
         self.ledger.add_gradient(nbytes)
         self._reserve = max(self._reserve, self._new_gradients)
 
@@ -392,6 +447,7 @@ class ParameterCache:
             if self.streams is not None:
                 return  # in memory of the accelerator
             copy.land()
+            self._direct.add(copy)
             self._present.discard(copy)
             self.ledger.add_parameter(-copy.holds)
             copy.holds = 0

@@ -94,7 +94,7 @@ class ComputeCopy:
     storage : memory of the parameter, if present.
     like : meta tensor of the parameter's shape, strides and dtype.
     resident : the owner's side of the parameter.
-    pins : number of running uses.
+    pins : running uses.
     reserved : bytes charged for gradients that backward is about to make.
     uses : uses of the parameter in running backward passes, each with torch's number of the pass.
     counted : bytes charged for the gradient on the compute device.
@@ -126,7 +126,7 @@ class ComputeCopy:
         self.resident.drop_views()
         self.present = True
         self.storage: torch.UntypedStorage | None
-        self.pins = 0
+        self.pins: set[object] = set()
         self.reserved = 0
         self.uses: dict[object, int] = {}
         self.counted = self.holds = 0
@@ -293,6 +293,7 @@ class ComputeCopy:
                         self.resident.reader = self.arrival.event
         except BaseException:
             self._set_data(self._away)
+            self.resident.push(unchanged=True)
             raise
         self._arrive()
 
@@ -314,7 +315,8 @@ class ComputeCopy:
 
     def _fetch_direct(self, memory: Memory) -> None:
         while self._readers:  # the memory may be reused while these still read it
-            self._readers.pop().synchronize()
+            self._readers[-1].synchronize()
+            self._readers.pop()
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             staged = memory(self.like)
             here = mapped(staged, self._away.device)
@@ -329,6 +331,32 @@ class ComputeCopy:
             self._version = self.parameter._version
         self.exposed = False
         self.present = True
+
+    def mend(self) -> None:
+        """After an exception at any bytecode: derive `present` and `storage` from the parameter's
+        memory; free the memory, or refresh it, if the owner alone has the values."""
+        with torch._C.DisableTorchFunctionSubclass():
+            own = self.parameter.untyped_storage()._cdata
+        is_here = own != self._away.untyped_storage()._cdata
+        arrival = self.arrival
+        lacks = self.resident.offloaded and (arrival is None or arrival.staged is None)
+        if not is_here or (lacks and not self.present):
+            if arrival is not None:
+                arrival.drop()
+            self._set_data(self._away)
+            self.resident.push(unchanged=True)
+            self.present, self.storage, self.arrival = False, None, None
+            return
+        if self.storage is None or not self.present:
+            self._arrive()
+        elif self.storage._cdata != own:
+            self.binding += 1
+            self.rebind()
+        self.exposed = True
+        if lacks and self.can_go:
+            self.release()
+        elif lacks:
+            self.refresh()
 
     def land(self) -> None:
         """Complete a fetch that was begun, for the current stream."""
@@ -363,14 +391,16 @@ class ComputeCopy:
 
     def move(self) -> None:
         """Switch a present parameter, and its held gradient, to the new `resident`."""
-        before, self.resident = self.resident, self.optimizer.resident(self.parameter)
+        before, after = self.resident, self.optimizer.resident(self.parameter)
         self.exposed = True  # the new extent has no values yet
+        after.release_gradient()  # of a move that was interrupted
         if isinstance(before.held, SparseGradient):  # positions in the parameter alone
-            self.resident.held, before.held = before.held, None
+            after.held = before.held
         elif before.held is not None:
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                self.resident.hold_gradient(before.held.fetch(self.parameter))
-            before.release_gradient()
+                after.hold_gradient(before.held.fetch(self.parameter))
+        self.resident = after
+        before.release_gradient()
 
     def view(self, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
         """Return a tensor on the present memory."""
@@ -384,6 +414,13 @@ class ComputeCopy:
         with torch._C.DisableTorchFunctionSubclass():
             found: Tensor | None = GRAD.__get__(self.parameter)
             return found
+
+    def charge(self, gradient: Tensor | None) -> int:
+        """Return the bytes of the compute device that a gradient of the parameter uses."""
+        is_strided = gradient is not None and gradient.layout is torch.strided
+        if gradient is None or not is_strided or self.in_place.spares_gradient:
+            return 0
+        return gradient.numel() * gradient.element_size()
 
     def set_raw_gradient(self, gradient: Tensor | None) -> None:
         """Set torch's own `grad`."""

@@ -126,6 +126,11 @@ class WaitingSpace(ParameterCache):
             copy.nbytes = copy.like.untyped_storage().nbytes()  # not a view's memory
             super()._fetch(copy)
 
+    def mend(self) -> None:
+        """Recount the present parameters; each use counts them anew."""
+        self._count()
+        self.torn = False
+
     def _count(self) -> None:
         """Recount the present parameters, without those collected since."""
         self.ledger.parameters = sum(each.holds for each in self._present)

@@ -55,13 +55,17 @@ class EarlyUpdates:
         if not self._updated:
             self._options = options_of(self._optimizer.param_groups)
         found = [self._waiting.pop(each) for each in wanted]
-        update(found)
+        self._updated += found  # Ctrl-C may come when they are updated
+        try:
+            update(found)
+        except Exception:
+            del self._updated[-len(found) :]
+            raise
         for each in found:
             held = each.resident.held
             each.updated = True
             if held is not None:
                 held.applied = True
-        self._updated += found
 
     def _is_waiting(self, parameter: Tensor) -> bool:
         found = self._waiting.get(parameter)

@@ -238,6 +238,8 @@ class Engine:
         """
         if self.closed:
             return
+        if self._space.torn:
+            self._space.mend()
         self._space.land_all()
         if self._space.streams is not None:
             self._space.streams.close()
@@ -404,11 +406,14 @@ class Engine:
         self._space.check_runs()
         self._names.check()
         self._gradients.take_given_up()
+        if self._space.torn:
+            self._space.mend()
         if self._averager is not None:
             self._averager.check_finished()
         if self._early is not None:
             self._early.before_step()
-        self._space.end_sending()
+        with self._space.aside():
+            self._space.end_sending()
         for copy in self._space.copies:
             self._space.follow(copy)
         plan = self._plan_in_training()
@@ -425,7 +430,7 @@ class Engine:
                 self._gradients.recount_all()
                 self._take_places(plan)
             self._space.bring_in_place()
-        self._space.reap()
+            self._space.reap()
         if self._early is not None:
             self._early.after_step()
         self._space.order.end_period()
@@ -479,14 +484,15 @@ class Engine:
     @contextmanager
     def _apart(self, stay: Sequence[ComputeCopy]) -> Iterator[None]:
         """Update on the device; then refresh the parameters that remain present."""
-        for copy in stay:
-            copy.settle()
         try:
+            for copy in stay:
+                copy.settle()
             with torch._C.DisableTorchFunctionSubclass():
                 yield
-        except BaseException:
-            for copy in stay:
-                copy.resident.keep()
+        except BaseException as error:
+            for copy in stay:  # Ctrl-C may come behind an update: `mend` refreshes then
+                if isinstance(error, Exception) or copy.resident.interrupted is not None:
+                    copy.resident.keep()
             raise
         for copy in stay:
             copy.refresh()

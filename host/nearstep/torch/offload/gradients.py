@@ -67,6 +67,8 @@ class Gradients:
         if self._space.closed:
             return
         self._space.check_runs()
+        if self._space.torn:
+            self._space.mend()
         if self._space.watch is not None:
             self._space.watch.see_node()
         task = self._enter_pass()
@@ -74,10 +76,12 @@ class Gradients:
             if use in copy.uses or not copy.accumulates:
                 continue
             _check_alone(copy)
-            if len(copy.uses) < 2:
-                self._space.reserve(copy.gradient_bytes, f"backward of what uses {copy.name}")
-                copy.reserved += copy.gradient_bytes
             copy.uses[use] = task
+            if len(copy.uses) < 3:
+                with self._space.aside():
+                    what = f"backward of what uses {copy.name}"
+                    self._space.reserve(copy.gradient_bytes, what)
+                    copy.reserved += copy.gradient_bytes
 
     def _enter_pass(self) -> int:
         """Register a callback at the end of the running backward; return torch's number of the
@@ -122,15 +126,18 @@ class Gradients:
         gradient = copy.raw_gradient()
         if gradient is None:
             return
-        try:
-            self._recount(copy, gradient)
-            _check_alone(copy)
-        except (BudgetError, GradientError):
-            copy.set_raw_gradient(None)
-            self._recount(copy, None)
-            raise
-        finally:
-            self._expect_no_more(copy)
+        if self._space.torn:
+            self._space.mend()
+        with self._space.aside():
+            try:
+                self._recount(copy, gradient)
+                _check_alone(copy)
+            except (BudgetError, GradientError):
+                copy.set_raw_gradient(None)
+                self._recount(copy, None)
+                raise
+            finally:
+                self._expect_no_more(copy)
         if self.averages is not None and self.averages.takes(copy):
             self._average(self.averages, copy, gradient)
             return
@@ -162,9 +169,9 @@ class Gradients:
 
     def spend(self, copy: ComputeCopy) -> None:
         """Free a gradient that has updated its parameter."""
+        copy.resident.spend_gradient()
         copy.set_raw_gradient(None)
         self._recount(copy, None)
-        copy.resident.spend_gradient()
 
     def read(self, copy: ComputeCopy) -> Tensor | None:
         """Return `grad` of a parameter; fetch it if the owner holds it.
@@ -180,14 +187,16 @@ class Gradients:
         if isinstance(held, SparseGradient):
             expected = f"left unread until optimizer.zero_grad(), since {held.reason}"
             raise GradientError(copy.name, expected, "read")
+        if self._space.torn:
+            self._space.mend()
         self._space.check_old(copy, "its gradient is read before optimizer.step()")
         hint = "; to clip on the device, give the optimizer max_grad_norm"
         with self._space.aside(), torch.no_grad():
             self._space.make_room(copy.gradient_bytes, f"gradient of {copy.name}", hint)
             gradient = held.fetch(copy.parameter)
-        copy.resident.release_gradient()
-        copy.set_raw_gradient(gradient)
-        self._recount(copy, gradient)
+            copy.set_raw_gradient(gradient)
+            copy.resident.release_gradient()
+            self._recount(copy, gradient)
         return gradient
 
     def assign(self, copy: ComputeCopy, gradient: Tensor | None) -> None:
@@ -197,14 +206,16 @@ class Gradients:
         ------
         BudgetError, EarlyUpdateError
         """
+        if self._space.torn:
+            self._space.mend()
         self._space.check_old(copy, "its gradient is set before optimizer.step()")
-        if gradient is not None and not copy.in_place.spares_gradient:
-            room = gradient.numel() * gradient.element_size() - copy.counted
-            with self._space.aside():
+        with self._space.aside():
+            if gradient is not None:
+                room = copy.charge(gradient) - copy.counted
                 self._space.make_room(room, f"gradient of {copy.name}")
-        copy.set_raw_gradient(gradient)
-        copy.resident.release_gradient()
-        self._recount(copy, gradient)
+            copy.set_raw_gradient(gradient)
+            copy.resident.release_gradient()
+            self._recount(copy, gradient)
 
     def _send(self, copy: ComputeCopy, gradient: Tensor) -> None:
         streams, recording = self._space.streams, self._space.recording
@@ -304,16 +315,13 @@ class Gradients:
         self._space.ledger.add_gradient(-nbytes)
 
     def _recount(self, copy: ComputeCopy, gradient: Tensor | None) -> None:
-        """Charge the present gradient of a parameter, first from the bytes reserved."""
-        counted = 0
-        if gradient is not None and gradient.layout is torch.strided:
-            if not copy.in_place.spares_gradient:
-                counted = gradient.numel() * gradient.element_size()
+        """Charge the present gradient of a parameter, first from the bytes reserved; call it in
+        `aside`."""
+        counted = copy.charge(gradient)
         moved = min(copy.reserved, max(0, counted - copy.counted))
         more = counted - copy.counted - moved
         if more > 0:
-            with self._space.aside():
-                self._space.make_room(more, f"gradient of {copy.name}")
+            self._space.make_room(more, f"gradient of {copy.name}")
         self._space.ledger.add_gradient(more)
         copy.reserved -= moved
         copy.counted = counted
@@ -343,10 +351,12 @@ class Gradients:
 
     def end_pass(self, task: int) -> None:
         """Release the reservations of a backward that has ended."""
-        self._passes.discard(task)
+        torn, self._space.torn = self._space.torn, True
         for copy in self._space.copies:
             if task in copy.uses.values():
                 self._expect_no_more(copy)
+        self._passes.discard(task)
+        self._space.torn = torn
 
     def _spill(self) -> bool:
         """Send one present gradient, unreferenced and still readable later, to its owner; return
@@ -370,9 +380,11 @@ class Gradients:
 class _Pass:
     """A callback that torch calls when a backward ends, and drops uncalled when it fails."""
 
+    _gradients: Gradients | None = None
+
     def __init__(self, gradients: Gradients, task: int) -> None:
-        self._gradients: Gradients | None = gradients
         self._task = task
+        self._gradients = gradients
 
     @eager
     def __call__(self) -> None:

@@ -161,14 +161,20 @@ class OffloadedParameter(Parameter):
             return result
         if func == SET_DATA and args[0] is found[0]:
             uses.check_data(copies[0], args[1])
-        with ExitStack() as stack:
-            for engine, own in engines.items():
-                stack.enter_context(engine.of(func, own))
-            if func == SET_DATA and args[0] is found[0]:
-                uses.make_room(copies[0], args[1])
-            result = plainly(func, args, kwargs, found, engines)
-        if func == SET_DATA:
-            uses.rebind(copies)
+        stack = ExitStack()
+        try:
+            with stack:
+                for engine, own in engines.items():
+                    stack.enter_context(engine.of(func, own))
+                if func == SET_DATA and args[0] is found[0]:
+                    uses.make_room(copies[0], args[1])
+                result = plainly(func, args, kwargs, found, engines)
+            if func == SET_DATA:
+                uses.rebind(copies)
+        except BaseException:
+            stack.close()  # unless it is closed
+            uses.space.torn = True
+            raise
         if func is Tensor.detach and copies[0] in uses.saving:
             uses.saving.discard(copies[0])
             return result.clone()
@@ -293,16 +299,35 @@ def plainly(
     """Call a function with present parameters as plain tensors, so that other subclasses and modes
     of torch are dispatched as usual."""
     classes = {id(each): (each, type(each)) for each in found}
-    for each, own in classes.values():
-        each.__class__ = Parameter if own is OffloadedParameter else Tensor
+    hooks: list[torch.autograd.graph.saved_tensors_hooks] = []
     try:
-        with ExitStack() as stack:
+        try:
+            for each, own in classes.values():
+                each.__class__ = Parameter if own is OffloadedParameter else Tensor
             for engine in engines if torch.is_grad_enabled() else ():
-                stack.enter_context(engine.saved.around() or nullcontext())
+                around = engine.saved.around()
+                if around is not None:
+                    hooks.append(around)
+                    around.__enter__()
             return func(*args, **kwargs)
-    finally:
-        for each, own in classes.values():
-            each.__class__ = own
+        finally:
+            _end_plainly(classes.values(), hooks)
+    except BaseException:
+        _end_plainly(classes.values(), hooks)  # again, if Ctrl-C came before
+        raise
+
+
+def _end_plainly(
+    classes: Iterable[tuple[Any, type]],
+    hooks: Sequence[torch.autograd.graph.saved_tensors_hooks],
+) -> None:
+    """Restore classes, and remove hooks that are not removed yet."""
+    for each, own in classes:
+        each.__class__ = own
+    for each in reversed(hooks):
+        top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if top is not None and top[0] is each.pack_hook:
+            each.__exit__()
 
 
 def expose(

@@ -125,6 +125,13 @@ class Shadow:
         self.vector = _memory(0, self._device)
         return True
 
+    def has(self, copy: ComputeCopy) -> bool:
+        """Return whether the parameter is in its slot of the vector."""
+        slot = self._vector.get(copy)
+        if slot is None or copy.storage is None:
+            return False
+        return copy.storage.data_ptr() == slot.address
+
     def has_only(self, copy: ComputeCopy) -> bool:
         """Return whether this parameter is the only one in the vector."""
         return [each for each, slot in self._vector.items() if slot.is_lent] == [copy]
