@@ -46,6 +46,8 @@ class Interrupts:
         grad = torch.is_grad_enabled()
         collects = gc.isenabled()
         gc.disable()  # what other tests left would be finalized here, and counted
+        # Python 3.12 has no events of bytecodes unless a frame had asked for them before this call.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._enter)
         try:
             yield
