@@ -62,6 +62,7 @@ class Interrupts:
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         if self._within not in frame.f_code.co_filename:
             return None
+        frame.f_trace = self._follow  # before the request, which Python 3.13 ignores without it
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._follow
 
@@ -71,6 +72,7 @@ class Interrupts:
             if count == self._at:
                 file = frame.f_code.co_filename.rpartition("/")[2]
                 self.where = f"{file}:{frame.f_lineno} bytecode {frame.f_lasti}"
+                sys.settrace(None)  # else raising does it, and Python 3.13 loses the profile
                 if self._again:
                     sys.setprofile(self._call)
                 raise KeyboardInterrupt(self.where)
