@@ -16,6 +16,10 @@ import pytest
 HERE = Path(__file__).parent
 SHOWN = 12
 COST = "cpu_s"
+OF_TERMINALS = (
+    "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE",
+)  # fmt: skip
+"""Variables with which output that is not on a terminal is that of one."""
 _started: dict[str, float] = {}
 _spent: Counter[str] = Counter()
 
@@ -35,8 +39,11 @@ def budgets() -> tuple[float, dict[str, float]]:
 def pytest_configure() -> None:
     """Python's own reaction to SIGINT: a process begun in the background inherits none.
 
-    And no collector of garbage until all is imported: a fifth of that time finds none.
+    And no collector of garbage until all is imported: a fifth of that time finds none. Nor what
+    typer and rich take from the environment, the one when it is imported.
     """
+    for name in OF_TERMINALS:
+        os.environ.pop(name, None)
     gc.disable()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -46,6 +46,8 @@ class Interrupts:
         grad = torch.is_grad_enabled()
         collects = gc.isenabled()
         gc.disable()  # what other tests left would be finalized here, and counted
+        # Python 3.12 has no events of bytecodes unless a frame had asked for them before this call.
+        sys._getframe().f_trace_opcodes = True
         sys.settrace(self._enter)
         try:
             yield
@@ -62,6 +64,7 @@ class Interrupts:
         code = frame.f_code
         if self._within not in code.co_filename or self._function not in code.co_qualname:
             return None
+        frame.f_trace = self._follow  # before the request, which Python 3.13 ignores without it
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return self._follow
 
@@ -71,6 +74,7 @@ class Interrupts:
             if count == self._at:
                 file = frame.f_code.co_filename.rpartition("/")[2]
                 self.where = f"{file}:{frame.f_lineno} bytecode {frame.f_lasti}"
+                sys.settrace(None)  # else raising does it, and Python 3.13 loses the profile
                 if self._again:
                     sys.setprofile(self._call)
                 raise KeyboardInterrupt(self.where)

@@ -227,10 +227,16 @@ def compare() -> int:
     """Counts cases."""
     gloo, coarse = dist.new_group(backend="gloo"), dist.new_group()
     all_cases = cases(dist.get_world_size())
+    lacks = {
+        each.__name__
+        for each in ROOTLESS
+        if outcome(lambda g, collective=each: collective(ramp(6), g), gloo)[0] == "refused"
+    }
+    assert lacks <= {"all_to_all"}, lacks  # of torch 2.11: refused by both then
     for name, case in all_cases.items():
         kind, expected = outcome(case, gloo)
         found, value = outcome(case, coarse)
-        if name in GLOO_DIFFERS:
+        if name in GLOO_DIFFERS and name.partition(":")[0] not in lacks:
             assert found == "values", (name, value)
             continue
         assert found == kind, (name, kind, expected, found, value)

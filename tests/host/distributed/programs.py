@@ -49,7 +49,7 @@ def works_and_futures() -> int:
     dist.all_reduce(strided)
     assert (strided == total).all()
     with pytest.raises(ArgumentError, match=f"must have 2 x {size} elements"):
-        dist.all_gather_single(torch.zeros(2 * size + 1), torch.zeros(2))
+        dist.all_gather_into_tensor(torch.zeros(2 * size + 1), torch.zeros(2))
     return 8
 
 

@@ -10,8 +10,8 @@ from . import faults, like_gloo
 from .processes import Gone, on_processes
 
 SAYS = re.compile(
-    r"client 1 of job|clients \[1\] have|ServiceLostError|the service (is gone|closed)"
-    r"|gloo|Application timeout|the process group was closed"
+    r"client 1 of job|clients \[1\] (have|are missing)|ServiceLostError"
+    r"|the service (is gone|closed)|gloo|Application timeout|the process group was closed"
 )
 
 

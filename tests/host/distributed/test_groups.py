@@ -19,10 +19,10 @@ def check(count: int) -> None:
 
 
 def test_an_error_is_seen_whatever_the_other_processes_wait_for() -> None:
-    start = time.monotonic()
+    start, waits_s = time.monotonic(), 4 * TIMEOUT_S  # of these modules are imported, too
     with pytest.raises(AssertionError, match=r"process 1:(.|\n)*rank 1 fails"):
-        on_processes(2, programs.waits_or_fails, TIMEOUT_S, backend="gloo")
-    assert time.monotonic() - start < TIMEOUT_S
+        on_processes(2, programs.waits_or_fails, waits_s, backend="gloo")
+    assert time.monotonic() - start < waits_s
 
 
 def test_two_processes() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from nearstep.torch.offload.mapped import MAPPERS, PINNERS
 from nearstep_spec.cache import cache_dir, once
+from nearstep_spec.compiler import compiler
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 CLOCKS = Path(__file__).with_name("accelerator_clocks.h")
@@ -27,7 +28,7 @@ def build() -> Path:
 
     def compiled(folder: Path) -> Path:
         library = folder / "accelerator.so"
-        command = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{TORCH / 'include'}"]
+        command = [*compiler(), "-std=c++20", "-O0", "-shared", "-fPIC", f"-I{TORCH / 'include'}"]
         command += [str(SOURCE), "-o", str(library), f"-L{TORCH / 'lib'}", "-ltorch_cpu", "-lc10"]
         subprocess.run(command, check=True, timeout=300)
         return library

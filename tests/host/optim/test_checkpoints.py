@@ -145,7 +145,10 @@ def test_loading_does_not_alias_the_checkpoint(kind: str, home: Any) -> None:
         assert all(torch.equal(saved["state"][index][key], value) for key, value in state.items())
 
 
-@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=late_adagrad) if kind == "Adagrad" else kind for kind in PLAIN],
+)
 def test_loading_clears_the_state_of_parameters_that_the_checkpoint_has_not(
     kind: str, home: Any
 ) -> None:

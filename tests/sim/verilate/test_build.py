@@ -3,6 +3,7 @@
 import ctypes
 import multiprocessing
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -76,9 +77,13 @@ def test_what_is_in_the_cache_needs_no_compiler(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "_version_of", cache_of(build._version_of.__wrapped__))
+    compiler = folder / "compiler"
+    compiler.write_text(f'#!/bin/sh\nexec {shlex.join(build.compiler())} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
     made = library(folder, 55)
     monkeypatch.setattr(build, "_version_of", cache_of(build._version_of.__wrapped__))
-    monkeypatch.setenv("PATH", str(folder))
+    compiler.unlink()
     assert library(folder, 55) == made
     with pytest.raises(build.BuildError, match="nearstep doctor"):
         library(folder, 56)
@@ -89,7 +94,7 @@ def test_the_compiler_may_be_several_words(folder: Path, monkeypatch: pytest.Mon
     wrapper = folder / "my wrapper"
     wrapper.write_text(f'#!/bin/sh\necho "$*" >> "{log}"\nexec "$@"\n')
     wrapper.chmod(0o755)
-    compiler = shutil.which("g++")
+    compiler = shlex.join(build.compiler())
     monkeypatch.setenv("CXX", f"'{wrapper}' {compiler} -DVALUE=7")
     path = folder / "answer.cpp"
     path.write_text('extern "C" int answer() { return VALUE; }\n')
@@ -111,7 +116,7 @@ def test_parameters_that_a_compiler_does_not_have_are_left_out(
         '#!/bin/sh\ncase "$*" in\n'
         "*--help=params*) echo '  --param=max-unswitch-insns=  Instructions of a loop.';;\n"
         "*max-unswitch-level*) echo unrecognized >&2; exit 1;;\n"
-        '*) exec g++ "$@";;\nesac\n'
+        f'*) exec {shlex.join(build.compiler())} "$@";;\nesac\n'
     )
     older.chmod(0o755)
     monkeypatch.setenv("CXX", str(older))
