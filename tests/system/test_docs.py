@@ -278,6 +278,11 @@ def _check_command(words: list[str], folder: Path) -> None:
         assert arguments[0] in BOARDS, words
     elif name in ("serve", "open") and ("serial:" in arguments[0] or name == "serve"):
         assert arguments[0].partition(":")[0] in ("golden", "sim", "serial"), words
+    elif words[:2] == ["card", "serve"]:  # until Ctrl-C, where there is a folder for the socket
+        nowhere = ["--socket", str(folder / "nothing" / "card")]
+        done = CliRunner().invoke(cli._app(), [*words, *nowhere])
+        assert done.exit_code == 2, (words, done.output)
+        assert "nothing" in done.output, (words, done.output)
     elif name in ("rule", "decompressor"):
         file = arguments[1].partition(":")[0]
         assert arguments[0] == "check", words

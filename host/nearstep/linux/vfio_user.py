@@ -194,7 +194,11 @@ class Server:
         self._stopped = False
         self._client: socket.socket | None = None
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(str(path))
+        try:
+            self._listener.bind(str(path))
+        except OSError as error:
+            self._listener.close()
+            raise OSError(error.errno, error.strerror, str(path)) from None
         self._listener.listen(1)
         self._handlers: dict[int, Handler] = {
             1: self._version, 2: self._map, 3: self._unmap, 4: self._device_info,
