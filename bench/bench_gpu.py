@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from harness import Results, option, report, script, track
+from measuring import differ
 from torch.nn.functional import linear
 from training import Gpt, GptConfig
 
@@ -19,6 +21,7 @@ import nearstep
 from nearstep.measure.host import Sizes, measure
 from nearstep.memferry import planner
 from nearstep.memferry.profile import Profile
+from nearstep.torch.budget import budget_bytes
 from nearstep.torch.memferry import profile
 from nearstep.torch.offload.mapped import mapped
 from nearstep_spec.platform.machine import Platform
@@ -57,7 +60,7 @@ class Masters:
 
 def trained(
     model_of: Callable[[], Gpt], tokens: torch.Tensor, steps: int, way: str, **offload: Any
-) -> tuple[Results, list[torch.Tensor]]:
+) -> tuple[Results, list[np.ndarray]]:
     """Train one way; figures, and the parameters."""
     model = model_of()
     optimizer: Any
@@ -89,12 +92,7 @@ def trained(
                 mode: sum(each.mode.name == mode for each in modes)
                 for mode in ("GFGB", "DHA", "DFGB")
             }
-    return row, [each.detach().cpu().clone() for each in model.parameters()]
-
-
-def differing(one: list[torch.Tensor], other: list[torch.Tensor]) -> int:
-    pairs = zip(one, other, strict=True)
-    return sum(int((a.view(torch.int32) != b.view(torch.int32)).sum()) for a, b in pairs)
+    return row, [each.detach().cpu().numpy().copy() for each in model.parameters()]
 
 
 def in_place(link_bytes_per_s: float) -> list[Results]:
@@ -167,7 +165,7 @@ def main(
     here = machine()
     parameters = sum(each.numel() for each in model_of().parameters())
     found = profiled(model_of(), tokens, here)
-    fits = int(float(budget.rstrip("%")) / 100 * 4 * parameters)
+    fits = budget_bytes(budget, 4 * parameters)
     planned = planner.make(found, budget=fits)
     train = partial(trained, model_of, tokens, steps)
     ways = [
@@ -185,7 +183,7 @@ def main(
         row, values = way()
         if row["way"].startswith("torch, state"):
             reference = values
-        row["bits"] = None if reference is None else differing(values, reference)
+        row["bits"] = None if reference is None else sum(map(differ, values, reference))
         rows.append(row)
         torch.cuda.empty_cache()
     link = here.links["pcie0"].bytes_per_s.value

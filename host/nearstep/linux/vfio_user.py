@@ -286,11 +286,11 @@ class Server:
             raise _MessageError(errno.EINVAL)
         mine = {"max_msg_fds": MESSAGE_FDS, "max_data_xfer_size": TRANSFER_BYTES,
                 "max_dma_maps": MAPS}  # fmt: skip
-        told = json.dumps({"capabilities": mine}).encode() + b"\0"
-        return struct.pack("<HH", 0, min(minor, 1)) + told
+        answer = json.dumps({"capabilities": mine}).encode() + b"\0"
+        return struct.pack("<HH", 0, min(minor, 1)) + answer
 
     def _map(self, body: bytes, fds: list[int]) -> bytes:
-        _, flags, offset, address, nbytes = _exactly("<IIQQQ", body)
+        _, flags, offset, address, nbytes = struct.unpack("<IIQQQ", body)
         wrong = nbytes == 0 or address + nbytes > 1 << 64 or flags & ~(READS | WRITES)
         if wrong or len(fds) > 1:
             raise _MessageError(errno.EINVAL)
@@ -307,23 +307,23 @@ class Server:
         return b""
 
     def _unmap(self, body: bytes, fds: list[int]) -> bytes:
-        _, flags, address, nbytes = _exactly("<IIQQ", body)
+        _, flags, address, nbytes = struct.unpack("<IIQQ", body)
         if flags or nbytes == 0 or address + nbytes > 1 << 64:
             raise _MessageError(errno.EINVAL)
         self._memory.remove(address, nbytes)
         return body
 
     def _device_info(self, body: bytes, fds: list[int]) -> bytes:
-        _exactly("<IIII", body)
+        struct.unpack("<IIII", body)
         return struct.pack("<IIII", 16, 0b11, REGIONS, KINDS)  # can be reset; PCI
 
     def _region_info(self, body: bytes, fds: list[int]) -> bytes:
-        index = _exactly("<IIIIQQ", body)[2]
+        index = struct.unpack("<IIIIQQ", body)[2]
         nbytes = self._region_bytes(index)
         return struct.pack("<IIIIQQ", 32, 0b11 if nbytes else 0, index, 0, nbytes, 0)
 
     def _irq_info(self, body: bytes, fds: list[int]) -> bytes:
-        index = _exactly("<IIII", body)[2]
+        index = struct.unpack("<IIII", body)[2]
         if index >= KINDS:
             raise _MessageError(errno.EINVAL)
         count = self.function.msix.vectors if index == MSIX_KIND else 0
@@ -353,7 +353,7 @@ class Server:
         return b""
 
     def _region_read(self, body: bytes, fds: list[int]) -> bytes:
-        offset, region, count = _exactly("<QII", body)
+        offset, region, count = struct.unpack("<QII", body)
         self._check_access(region, offset, count)
         if region == CONFIG_REGION:
             return body + self.function.read_config(offset, count)
@@ -389,11 +389,6 @@ def _is_served(path: Path) -> bool:
     """Whether somebody listens at a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(str(path)) == 0
-
-
-def _exactly(form: str, body: bytes) -> tuple[int, ...]:
-    """The fields of a body of that size."""
-    return struct.unpack(form, body)
 
 
 def _is_eventfd(fd: int) -> bool:

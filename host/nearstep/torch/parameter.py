@@ -328,7 +328,7 @@ class DeviceParameter:
         """Return the array of the segment that has an offloaded parameter, and the parameter as a
         flat tensor on it, if it is in memory of this process in the parameter's format; else None.
 
-        Who copies from there asynchronously sets `reader`: a write waits for it.
+        Who copies from there calls `copied`.
         """
         segment, name = self.extent.segment, self._current
         whole = segment.host_array(name)
@@ -336,8 +336,12 @@ class DeviceParameter:
         if whole is None or convert.DTYPES[form] != self.parameter.dtype:
             return None
         own = whole[self.extent.start : self.extent.start + self.extent.count]
-        self._traffic.parameters_up += own.nbytes
         return whole, torch.from_numpy(own).view(self.parameter.dtype)
+
+    def copied(self, reader: torch.Event | None = None) -> None:
+        """Count a copy of `source`; a write waits for the event of one that still runs."""
+        self._traffic.parameters_up += self.extent.count * self.parameter.element_size()
+        self.reader = reader or self.reader
 
     def _end_reads(self) -> None:
         if self.reader is not None:

@@ -20,7 +20,7 @@ from nearstep.memferry.profile import Profile
 from nearstep.torch.device_gradient import DeviceGradient
 from nearstep.torch.errors import ParameterError, UnsupportedOptionError
 from nearstep.torch.memferry import profile
-from nearstep.torch.offload.mapped import MAPPERS
+from nearstep.torch.offload.mapped import MAPPERS, PINNERS
 from nearstep.torch.offload.streams import Arrival, Download, Streams
 from nearstep.torch.parameter import DeviceParameter
 
@@ -472,6 +472,20 @@ def test_an_update_waits_for_copies_from_the_memory_of_the_host(
         assert sum(each is not None for each in waited) >= 3 * len(model), "in each step"
         table = optimizer.table.parameters.values()
         assert not any(each.reader for each in table if each.offloaded)
+
+
+def test_bytes_are_counted_once_whether_or_not_memory_can_be_pinned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for pins in (True, False):
+        if not pins:
+            monkeypatch.delitem(PINNERS, COMPUTE.type)
+        model, optimizer = stack(device=HOST)
+        with nearstep.offload(model, optimizer, budget="60%"):
+            found.append((trained(model, optimizer), optimizer.traffic.as_dict()))
+    assert found[0][0] == found[1][0]
+    assert found[0][1]["parameters_up"] == found[1][1]["parameters_up"] > 0
 
 
 def without_waiting_for_memory(self: Streams, staged: Tensor, target: Tensor) -> Arrival:

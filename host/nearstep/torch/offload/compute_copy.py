@@ -290,7 +290,7 @@ class ComputeCopy:
                     self.arrival = streams.upload(staged, empty)
                     if source is not None:
                         self.arrival.is_compared = False
-                        self.resident.reader = self.arrival.event
+                        self.resident.copied(self.arrival.event)
         except BaseException:
             self._set_data(self._away)
             self.resident.push(unchanged=True)
@@ -311,6 +311,7 @@ class ComputeCopy:
             self.resident.copy_into(staged)
         else:
             staged.copy_(found[1].view(self.like.size()))  # by all threads
+            self.resident.copied()
         self.resident.arrived(staged if found is None else None)
 
     def _fetch_direct(self, memory: Memory) -> None:
