@@ -189,6 +189,24 @@ def test_what_early_updates_cannot_be_right_with_is_refused(what: str) -> None:
     assert bits(model.state_dict()) == bits(saved[0].state_dict())
 
 
+def test_no_checkpoint_is_made_between_early_updates_and_the_step() -> None:
+    model, optimizer = made()
+    engine = nearstep.offload(model, optimizer, budget=4 * LAYER, updates="in-backward")
+    plain, plain_optimizer = made()
+    for each in (model, plain):
+        loss_of(each).backward()
+    with pytest.raises(EarlyUpdateError, match=r"state_dict\(\) is called before step\(\)"):
+        optimizer.state_dict()
+    optimizer.step()
+    plain_optimizer.step()
+    found, wanted = optimizer.state_dict(), plain_optimizer.state_dict()
+    assert bits(found["state"]) == bits(wanted["state"])
+    assert bits(model.state_dict()) == bits(plain.state_dict())
+    engine.close()
+    loss_of(model).backward()
+    optimizer.state_dict()
+
+
 def test_early_updates_do_not_clip() -> None:
     model, optimizer = made(max_grad_norm=1.0)
     with pytest.raises(UnsupportedOptionError, match="max_grad_norm"):

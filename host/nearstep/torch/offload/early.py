@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nearstep.torch.errors import EarlyUpdateError, UnsupportedOptionError
 from nearstep.torch.in_backward import WHOLE_STEPS, have_changed, options_of
@@ -84,6 +85,12 @@ class EarlyUpdates:
         if any(map(have_changed, self._optimizer.param_groups, self._options)):
             self.give_up()
             raise EarlyUpdateError(name, "options of the optimizer were changed before step()")
+
+    def before_checkpoint(self, optimizer: Optimizer) -> None:
+        """Raise `EarlyUpdateError` between the first update and the end of the step."""
+        if self._updated and self._optimizer.keeps_updates:
+            reason = "state_dict() is called before step(), which ends what backward began"
+            raise EarlyUpdateError(self._updated[0].name, reason)
 
     def after_step(self) -> None:
         """Reset the marks of early updates after a complete step."""

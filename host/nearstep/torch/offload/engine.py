@@ -178,6 +178,9 @@ class Engine:
             if gradient is not None:
                 self._gradients.complete(copy)
         self._remove: list[Callable[[], None]] = hook_modules(self._model, self._before_forward)
+        if self._early is not None:
+            handle = self._optimizer.register_state_dict_pre_hook(self._early.before_checkpoint)
+            self._remove.append(handle.remove)
         self._optimizer.around_update = self._around_update
         self.closed = False
 
