@@ -14,6 +14,10 @@ SAYS = re.compile(
     r"|the service (is gone|closed)|gloo|Application timeout|the process group was closed"
 )
 
+OF_TORCH = ("prior iteration", "unmarked_param_indices")
+"""What DDP says in the step behind a backward that failed; the second if it was in the hook of the
+last bucket, with all gradients made."""
+
 
 @pytest.mark.parametrize(
     "fault",
@@ -26,7 +30,8 @@ def test_survivors_get_errors(fault: str) -> None:
         assert not isinstance(each, Gone)
         assert len(each) == 2 * len(faults.KINDS)
         for what, said in each:
-            assert SAYS.search(said) or "prior iteration" in said, (fault, what, said)
+            is_torchs = what.startswith("step") and any(each in said for each in OF_TORCH)
+            assert SAYS.search(said) or is_torchs, (fault, what, said)
 
 
 def test_collectives_are_as_gloos() -> None:
