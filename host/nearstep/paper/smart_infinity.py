@@ -379,7 +379,7 @@ class Evaluation:
                 for each in ("ssd", "card")
             ]
             worth = self.speedup(gpt2(4.0), "su+o+c", drives) * prices[0] / prices[1]
-            name = f"{drives} CSDs: GFLOPS/$ over the baseline's"
+            name = f"{drives} CSD{'s' * (drives > 1)}: GFLOPS/$ over the baseline's"
             yield row(name, where, "x", 1.0, worth, relation=relation)
 
     def fine_tuning(self) -> Iterator[Row]:
