@@ -14,7 +14,7 @@ from nearstep.cli.paper_coarse import command as coarse
 from nearstep.cli.paper_memferry import command as memferry
 from nearstep.cli.paper_rows import AsCsv, BarsFile, Outputs, RowsFile, chosen, give, table
 from nearstep.cli.paper_smart_infinity import command as smart_infinity
-from nearstep.paper import axdimm_kernel, axdimm_training
+from nearstep.paper import axdimm_design, axdimm_kernel, axdimm_training
 from nearstep.paper.axdimm_kernel import Rate
 from nearstep.paper.axdimm_training import Comparison
 from nearstep.paper.rows import labelled
@@ -59,7 +59,7 @@ def axdimm(
         ),
     ] = False,
 ) -> None:
-    """Table 5 (rate of the kernel) and Table 6 (training of five GPT models) of AXDIMM."""
+    """Design, Table 5 (rate of the kernel), Tables 4 and 6 (five GPT models) of AXDIMM."""
     names = chosen(models, axdimm_training.TABLE_6, "--models")
     if policy not in axdimm_training.POLICIES:
         expected = " or ".join(axdimm_training.POLICIES)
@@ -90,7 +90,8 @@ def axdimm(
         for each in axdimm_training.table_6(printed, **options):
             found.append(each)
             progress("Table 6")
-    rows = [*axdimm_kernel.rows(rates), *(row for each in found for row in each.rows())]
+    rows = [*axdimm_design.design(), *axdimm_design.table_4(names), *axdimm_kernel.rows(rates)]
+    rows += [row for each in found for row in each.rows()]
     results = {
         "table_5": [asdict(rate) for rate in rates],
         "table_6": {

@@ -130,8 +130,10 @@ class Row:
 
 
 def labelled(rows: Iterable[Row], inputs: Sequence[Input]) -> Iterator[Row]:
-    """Give each row that an input is taken from, fitted on or chosen on that input's label."""
-    kinds = {name: each.label for each in inputs for name in each.on}
+    """Give each row that an input is taken from, fitted on or chosen on that input's label; of
+    several, `fitted` before `chosen` before `paper`."""
+    ranked = sorted(inputs, key=lambda each: ("paper", "chosen", "fitted").index(each.label))
+    kinds = {name: each.label for each in ranked for name in each.on}
     for each in rows:
         label = kinds.get(each.name)
         kind: Kind = each.kind if label is None else "input" if label == "paper" else label

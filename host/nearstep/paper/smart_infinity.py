@@ -15,8 +15,20 @@ from functools import cached_property
 from typing import Any
 
 from nearstep.paper.rows import Input, Row, Sensitivity, row, sensitive, spread
-from nearstep.paper.smart_infinity_case import METHODS, CsdCase, Method, Phases
-from nearstep.paper.smart_infinity_machine import SATURATED_BY, Machine, Options
+from nearstep.paper.smart_infinity_case import (
+    HALF_BYTES,
+    METHODS,
+    PAIR_BYTES,
+    CsdCase,
+    Method,
+    Phases,
+)
+from nearstep.paper.smart_infinity_machine import (
+    PARAMETER_BYTES,
+    SATURATED_BY,
+    Machine,
+    Options,
+)
 from nearstep.paper.smart_infinity_traffic import traffic
 from nearstep_spec.platform.layer import Model
 from nearstep_spec.platform.models import MODELS, PADDED_VOCABULARY
@@ -50,13 +62,24 @@ ASSUMPTIONS = (
     "those of figures 10, 11, 13 and 17 are of SU+O+C.",
 )
 NOT_MODELLED = {
+    "Memories of 80 GB, 2 TB and 100 TB, SSDs of a few GB/s (I), models of 345M to 530B (II-A)": (
+        "of other systems"
+    ),
+    "Table II; 10 SmartSSDs of 4 TB, DRAM of 4 GB, PCIe 3.0 x4, GPUs of 24, 40 and 16 GB (VII-A)": (
+        "inputs, of `.venv/bin/nearstep platform show smart-infinity`, but for versions of software"
+    ),
+    "KU15P: 522K LUTs, 984 BRAMs, 128 URAMs, 1968 DSPs (VII-A, Table III)": "input of the shares "
+    "of Table III; a quarter for Adam (VII-B) is about their mean",
+    "Models of 0.34B, 0.77B, 1.6B, 1.16B, 4.0B, 8.4B and 33.0B, batch of 4": "inputs; no result "
+    "is printed of 16.6B (VII-D)",
+    "Epochs: 10, 12 and 3 (VII-J)": "of the fine-tuning",
     "Table IV, accuracy of fine-tuning": "out of reach: no pre-trained weights or GLUE here; "
     "`.venv/bin/python bench/bench_compression.py` has a small task's loss with and without Top-K",
     "Figure 16": "no number is printed; Table IV's speedups at 1 to 10 % are rows",
     "Bars and curves of figures 3, 9 to 13, 15 and 17": "the text does not give them; "
     "`--picture` draws figures 9 and 11 as modelled",
     "Figure 14: rates of the SSD": "no number is printed; the platform file has a datasheet's",
-    "Table II, prices of section VII-I": "inputs: of the platform file, and of figure 15",
+    "$45,000, $2,000, $7,000, $2,400 and $400 (VII-I)": "inputs of figure 15",
     "Top-K on the GPU, allocation of buffers, file system and software": "no number is printed",
 }
 """Printed figures without a row, and the reasons."""
@@ -232,6 +255,19 @@ class Evaluation:
                     f"{name}: {way}", "Table I", "M", paper, float(each), kind="counted", note=note
                 )
         base, ours = totals["base"], totals["su"]
+        where = "II-A, IV-A"
+        size = CsdCase(model=gpt2(4.0), method="su+o+c", options=self.options)
+        capacity = len(size.states) * PARAMETER_BYTES / HALF_BYTES
+        yield row("Optimizer states, capacity", where, "M", 6.0, capacity, kind="counted")
+        for name, found, paper in (("ZeRO-Inf", base, 8.0), ("SmartUpdate", ours, 2.0)):
+            for way, each in (("read", found[0] + found[2]), ("written", found[1] + found[3])):
+                title = f"{name}: all {way}"
+                yield row(title, where, "M", paper, float(each), kind="counted")
+        pairs = 100 * size.gradient_bytes(size.elements) / PAIR_BYTES / size.elements
+        where, title = "IV-C, VII-A, VII-K", "SmartComp, 2 %: gradients selected"
+        yield row(title, where, "%", 1.0, pairs, kind="counted")
+        title, ratio = "SmartComp, 2 %: bytes of pairs", PAIR_BYTES / PARAMETER_BYTES
+        yield row(title, where, "%", 2.0, pairs * ratio, kind="counted")
         where = "I, IV-A"
         states = float((base[0] + base[1]) / sum(base[:4]))
         yield row("Optimizer states, of all bytes", where, "%", 75.0, 100 * states, kind="counted")
@@ -309,7 +345,9 @@ class Evaluation:
             yield row(name, "VII-D, figure 10", "x", paper, speedup, mean=True)
         model, where = gpt2(4.0), "VII-E, figure 11"
         best = max(self.speedup(model, "su+o+c", n, gpus=("a100",)) for n in (6, 10))
-        yield row("A100, up to", f"abstract, I, {where}", "x", 2.11, best, mean=True)
+        yield row("A100, up to", f"I, {where}", "x", 2.11, best, mean=True)
+        ratio = best / self.speedup(model, "su+o+c", 10)
+        yield row("A100: speedup over the A5000's, higher", where, "x", 1.0, ratio, relation=">")
         for method in METHODS[2:]:
             one = self.speedup(model, method, 1)
             name = f"One CSD, {method.upper()}: a slight slowdown"
@@ -333,13 +371,15 @@ class Evaluation:
     def costs(self) -> Iterator[Row]:
         """Figure 15: speed for a dollar, beside the baseline with as many SSDs."""
         where = "VII-I, figure 15"
-        for drives, relation in ((3, "<"), (5, ">"), (10, ">")):
+        ratio = DOLLARS["card"] / DOLLARS["ssd"]
+        yield row("Price of a SmartSSD over an SSD's", where, "x", 6.0, ratio, kind="counted")
+        for drives, relation in ((1, "<"), (2, "<"), (3, "<"), (5, ">"), (10, ">")):
             prices = [
                 DOLLARS["server"] + DOLLARS["a5000"] + drives * DOLLARS[each]
                 for each in ("ssd", "card")
             ]
             worth = self.speedup(gpt2(4.0), "su+o+c", drives) * prices[0] / prices[1]
-            name = f"{drives} CSDs: GFLOPS/$ over the baseline's"
+            name = f"{drives} CSD{'s' * (drives > 1)}: GFLOPS/$ over the baseline's"
             yield row(name, where, "x", 1.0, worth, relation=relation)
 
     def fine_tuning(self) -> Iterator[Row]:

@@ -69,6 +69,18 @@ def test_a_row_that_an_input_is_from_is_left_out_of_the_second_mean() -> None:
     assert (apart.count, apart.mean, apart.largest.name) == (1, pytest.approx(0.5), "e")
 
 
+def test_a_row_of_several_inputs_has_the_label_that_says_most() -> None:
+    inputs = [
+        Input(name=label, value="1", label=label, source="once", on=("a",))  # type: ignore[arg-type]
+        for label in ("fitted", "chosen", "paper")
+    ]
+    kinds = []
+    for given in (inputs, inputs[::-1], inputs[1:]):
+        (found,) = labelled([row("a", 1.0, 1.0)], given)
+        kinds.append(found.kind)
+    assert kinds == ["fitted", "fitted", "chosen"]
+
+
 def test_a_fitted_input_names_its_rows() -> None:
     with pytest.raises(ArgumentError, match="'n' is fitted"):
         Input(name="n", value="1", label="fitted", source="once")

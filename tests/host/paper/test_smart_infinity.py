@@ -32,7 +32,7 @@ def test_two_constants_are_fitted_on_section_3_alone() -> None:
 
 def test_what_is_counted_is_what_is_printed() -> None:
     rows = [*Evaluation(Options(gpu=0.5)).rows(["table-1"])]
-    assert len(rows) == 16
+    assert len(rows) == 23
     assert {row.kind for row in rows} == {"counted"}
     for row in rows:
         assert row.error == pytest.approx(0, abs=1e-6), row.name
@@ -127,7 +127,7 @@ def test_the_picture_has_methods_and_drives(tmp_path: Path) -> None:
 @pytest.mark.deep
 def test_printed_speedups_are_met_within_seven_percent() -> None:
     rows = [*Evaluation().rows()]
-    assert len(rows) == len({(row.name, row.section) for row in rows}) == 63
+    assert len(rows) == len({(row.name, row.section) for row in rows}) == 74
     found = errors(rows)
     print(f"mean {found.mean:.3%} of {found.count}, largest {found.largest}")
     assert found.count == 32
