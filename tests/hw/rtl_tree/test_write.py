@@ -300,7 +300,8 @@ def test_every_top_is_clean_in_verilator_and_every_waiver_is_needed(whole):
     for name in GENERATORS:
         verilog = ["--top-module", name, whole / "rtl" / f"{name}.v"]
         assert lint(whole / "lint" / "verilator.vlt", *verilog) == (0, "")
-        rules |= set(re.findall(r"%Warning-(\w+):", lint("-Wno-fatal", *verilog)[1]))
+        if rules < set(WAIVERS):  # else no other rule is left: the top is clean
+            rules |= set(re.findall(r"%Warning-(\w+):", lint("-Wno-fatal", *verilog)[1]))
         clean += 1
     print(f"{clean} tops are clean; without waivers: {', '.join(sorted(rules))}")
     assert clean == len(GENERATORS) == len(list((whole / "rtl").iterdir()))
