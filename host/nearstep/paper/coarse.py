@@ -59,7 +59,7 @@ NOT_MODELLED = {
     "Coherence traffic (III-D), latency of CCI": "no number is printed; nearstep has no coherence",
     "Memory of GPUs, rate of links: an order of magnitude below the host's memory, and that of "
     "GPUs' memory (I)": "no machine is named",
-    "Sync groups and devices of figure 11: 2 and 4": "an example; nearstep's sync cores have any",
+    "Sync groups and devices of figure 11: 2 and 4": "an example; both are parameters",
     "TensorFlow plugin: 2 lines of a program change (IV-B)": "nearstep has none",
     "Prototype: two FPGAs, one cable, two switches, host of 32 GB (IV-C, V-A)": "described; no "
     "figure depends on them",
