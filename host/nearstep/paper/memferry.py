@@ -146,6 +146,7 @@ NOT_MODELLED = {
     "Embeddings of 32768 to 130528, hidden sizes of 2048 to 4096, sequences of 378 to 4096 (V-A)": (
         "ranges; no model has its own"
     ),
+    "Host memory: an order of magnitude above a GPU's (I)": "no size is printed",
     "CPU cores: 128 and 12 (V-A), 8 (III-B)": "the rate of the host's optimizer is that of its "
     "memory, which is not printed",
     "Adam's momentum and variance, each two times the model (II-A)": "in host memory; twice is of "

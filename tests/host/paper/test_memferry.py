@@ -40,7 +40,7 @@ NAMED = (
     *("99 %", "80 %", "third", "reserve factor", "figures 3 and 9 to 14", "two times the model"),
     *("128 and 12 (V-A), 8 (III-B)", "15 billion", "70 billion", "175 billion", "1.9.0"),
     *("32768 to 130528", "2048 to 4096", "378 to 4096", "free its buffer", "1, 8, and 128"),
-    "0.7 to 6.7 billion",
+    *("0.7 to 6.7 billion", "order of magnitude"),
 )
 """Those without a row, in a reason or an input from the paper."""
 
