@@ -79,6 +79,7 @@ def command(
     }
     decided = {f">{title}": f"{{0.values[{title}]:.2f}}" for title in coarse.SENSITIVE.values()}
     tables = (
+        *(("The means count the speedups of figure 16.",) if "figure-16" in parts else ()),
         table_of_assumptions(changed, decided),
         table("Dual synchronization on the timeline", map(_in_ms, dual), DUAL),
         table("Push, sync, pull (figure 9; modelled)", pipelines, PIPELINES),

@@ -61,7 +61,9 @@ def bars(axes: Axes, rows: Sequence[Row]) -> None:
     unit = rows[0].unit
     axes.set_yticks(range(len(rows)), [f"{row.name} ({row.section})" for row in rows], fontsize=7)
     axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel({"+%": "change, %", "x": "ratio", "": "number"}.get(unit, unit), fontsize=8)
+    axes.set_xlabel(
+        {"+%": "change, %", "x": "ratio", "B": "billions", "": "number"}.get(unit, unit), fontsize=8
+    )
     axes.tick_params(axis="x", labelsize=7)
     axes.legend(fontsize=7, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
     for drawn in found[1:]:  # after the legend, which would be hatched as its first bar

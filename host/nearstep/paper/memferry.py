@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import starmap
+from itertools import chain, starmap
 from statistics import fmean
 from typing import Any
 
@@ -20,6 +20,7 @@ from nearstep.memferry.work import GPU, Iterations, Shared, native, steady
 from nearstep.paper.memferry_case import BUCKET_ELEMENTS, MemferryCase, Options, sized
 from nearstep.paper.rows import Input, Row, labelled, row, spread
 from nearstep.work.executor import execute
+from nearstep_spec.platform.load import load
 from nearstep_spec.platform.models import MODELS
 from nearstep_spec.platform.transformer import Transformer
 
@@ -40,7 +41,8 @@ ASSUMPTIONS = (
     "execute in parallel), and follow each other on the V100; the GPU counts as busy in both.",
     "Memory is parameters, gradients and activations (section II-B), DeepSpeed's gradients its "
     "bucket; activations as Korthikanti et al. count them. If native ZeRO-Offload does not fit the "
-    "GPU's memory with all of them, all systems compute blocks again in backward (II-A).",
+    "GPU's memory with all of them, all systems compute blocks again in backward (II-A), and those "
+    "of V-D for all sizes, as 6.7 billion do not fit.",
     "A baseline without a name is DeepSpeed; bounds over baselines are over both.",
     "On eight GPUs each has an eighth of the batch; gradients are reduced to the first GPU while "
     "it sends others; the host updates as on one GPU.",
@@ -58,12 +60,42 @@ GIVEN = (
         value="12.5 GB/s (V100: 15.75)",
         label="paper",
         source="100 Gbit/s (III-B); of the V100 PCIe 3.0 (V-A), of 16 lanes",
+        on=("A100: link",),
     ),
     Input(
-        name="batch x sequence of figures 9, 10 and 12",
+        name="memory of a GPU, and GPUs",
+        value="80 GB, eight (V100: 32 GB, one)",
+        label="paper",
+        source="section V-A; 80 and 32 GB in I, too",
+        on=("A100: memory", "A100: GPUs", "V100: memory", "V100: GPUs"),
+    ),
+    Input(
+        name="batch of figures 11, 13 and 14(b)",
+        value="1, 8, and 128 on eight GPUs",
+        label="paper",
+        source="V-C, V-D",
+    ),
+    Input(
+        name="batch x sequence of figures 9, 10 and 14(a)",
         value="8 x 512, GPT-2 8 x 1024",
         label="chosen",
         source="V-D trains with a batch of 8; the models' longest sequences",
+    ),
+    Input(
+        name="batches of figure 12",
+        value="1, 2, 4, 8, with the sequences of figure 9",
+        label="chosen",
+        source="from V-C's batch to V-D's. The print has an average of GPT-2 alone, and of "
+        "Bert-base and Roberta, which one batch makes alike, -40.1 % in the mean and -61.7 %",
+        on=("Memory: MemFerry, smaller models", "Memory: MemFerry, up to"),
+    ),
+    Input(
+        name="activations of V-D's models",
+        value="computed again in backward (II-A)",
+        label="chosen",
+        source="6.7 billion do not fit with all of them at the printed batch of 8; all sizes of "
+        "the figures are trained in the same way",
+        on=("GO-MemFerry, memory",),
     ),
     Input(
         name="shapes of TransformerXL",
@@ -110,7 +142,18 @@ NOT_MODELLED = {
     "printed, and PyTorch's allocator keeps what is freed",
     "Bars and curves of figures 3 and 9 to 14": "the text does not give them",
     "GPU idle for a third of the time (III-A)": "the rest of 63.1 %",
-    "Ranges of embeddings, hidden sizes and sequences (V-A)": "inputs; no size has its own",
+    "Sizes of TransformerXL: 0.7 to 6.7 billion (V-A)": "both ends, and sizes between, have rows",
+    "Embeddings of 32768 to 130528, hidden sizes of 2048 to 4096, sequences of 378 to 4096 (V-A)": (
+        "ranges; no model has its own"
+    ),
+    "Host memory: an order of magnitude above a GPU's (I)": "no size is printed",
+    "CPU cores: 128 and 12 (V-A), 8 (III-B)": "the rate of the host's optimizer is that of its "
+    "memory, which is not printed",
+    "Adam's momentum and variance, each two times the model (II-A)": "in host memory; twice is of "
+    "fp16 parameters, here each is as large as fp32 parameters",
+    "Parameters of GPT-2: 15 billion; LLaMA: 70 billion; GPT-3: 175 billion (I)": "of other "
+    "papers, not trained in this one; GPT-2 has 1.5 billion",
+    "Versions of PyTorch (1.9.0), Python (3.6), CUDA (11.7) (V-A)": "no times of software",
     "Figure 10(b): time over the reserve factor is convex": "no number is printed; "
     "`.venv/bin/nearstep plan --reserve` shows the curve",
 }
@@ -179,11 +222,29 @@ class Evaluation:
             self._cases[key] = made
         return self._cases[key]
 
-    def named(self, name: str) -> MemferryCase:
+    def named(self, name: str, batch: int = 8) -> MemferryCase:
         """Case of a model of figure 9."""
         model = MODELS[name]
         assert isinstance(model, Transformer)
-        return self.case(model, sequence=1024 if name == "gpt2-medium" else 512)
+        return self.case(model, batch=batch, sequence=1024 if name == "gpt2-medium" else 512)
+
+    def large(self, billions: float, **size: Any) -> MemferryCase:
+        """Case of a model of section V-D."""
+        return self.case(sized(billions), again=True, **size)
+
+    def machines(self) -> Iterator[Row]:
+        """Rows of the platform files, and parameters of a model."""
+        for name, gpus, memory in (("A100", 8, 80), ("V100", 1, 32)):
+            machine = load(f"memferry-{name.lower()}")
+            found = [each for key, each in machine.processors.items() if key.startswith("gpu")]
+            size = float(found[0].memory_bytes or 0) / 2**30
+            yield row(f"{name}: GPUs", "V-A", "", gpus, len(found))
+            yield row(f"{name}: memory", "I, V-A", "GB", memory, size)
+        rate = 8 * float(load("memferry-a100").links["pcie0"].bytes_per_s) / 1e9
+        yield row("A100: link", "III-B", "Gbit/s", 100.0, rate)
+        layers = self.named("bert-base").model.layers(1, 1)
+        count = sum(each.parameter_count for each in layers) / 1e9
+        yield row("Bert-base: parameters", "I", "B", 0.11, count, kind="counted")
 
     def figure_9(self) -> Iterator[Row]:
         where = "V-B, figure 9"
@@ -198,7 +259,7 @@ class Evaluation:
             yield from spread(f"{title}: speed", where, low, high, values, "+%", note=note)
         every = [self.named(name) for name in MODELS_OF_FIGURE_9]
         fastest = max(each.speedup for each in every)
-        yield row("MemFerry, up to", "abstract", "x", 1.68, fastest)
+        yield row("MemFerry, up to", "abstract, I", "x", 1.68, fastest)
         slower = [100 * _slower(each) for each in every]
         yield from spread("Backward by DHA, slower", "III-B", 5.0, 10.0, slower, "+%")
 
@@ -216,33 +277,37 @@ class Evaluation:
         yield row("GPT-2, GPU busy over DeepSpeed, up to", "I", "x", 1.27, most)
 
     def memory(self) -> Iterator[Row]:
-        found = {name: self.named(name).memory for name in MODELS_OF_FIGURE_9}
-        ours = {name: 100 * (each.memferry / each.deepspeed - 1) for name, each in found.items()}
-        go = {name: 100 * (each.go / each.deepspeed - 1) for name, each in found.items()}
-        beside = [100 * (found[name].go / found[name].memferry - 1) for name in SMALL]
-        small = fmean(ours[name] for name in SMALL)
+        found = {
+            name: [self.named(name, batch).memory for batch in self.options.batches]
+            for name in MODELS_OF_FIGURE_9
+        }
+        ours = {name: [_saved(x.memferry, x.deepspeed) for x in found[name]] for name in found}
+        small = fmean(x for name in SMALL for x in ours[name])
+        every = [*chain(*ours.values())]
+        every_go = [_saved(x.go, x.deepspeed) for x in chain(*found.values())]
+        beside = [_saved(x.go, x.memferry) for name in SMALL for x in found[name]]
         where = "V-C, figure 12"
         for name, section, paper, here, note in (
             ("MemFerry, smaller models", where, -40.1, small, ""),
             ("GO-MemFerry beside MemFerry", where, -17.6, fmean(beside), ""),
-            ("MemFerry, GPT-2", where, -1.4, ours["gpt2-medium"], ""),
-            ("MemFerry, mean", where, -25.4, fmean(ours.values()), ""),
-            ("GO-MemFerry, mean", where, -41.6, fmean(go.values()), MEANS),
-            ("MemFerry, up to", "I", -61.7, min(ours.values()), ""),
-            ("GO-MemFerry, mean", "I", -20.1, fmean(go.values()), MEANS),
-            ("GO-MemFerry, up to", "I", -74.4, min(go.values()), ""),
+            ("MemFerry, GPT-2", where, -1.4, fmean(ours["gpt2-medium"]), ""),
+            ("MemFerry, mean", where, -25.4, fmean(every), ""),
+            ("GO-MemFerry, mean", where, -41.6, fmean(every_go), MEANS),
+            ("MemFerry, up to", "I", -61.7, min(every), ""),
+            ("GO-MemFerry, mean", "I", -20.1, fmean(every_go), MEANS),
+            ("GO-MemFerry, up to", "I", -74.4, min(every_go), ""),
         ):
             yield row(f"Memory: {name}", section, "+%", paper, here, note=note)
 
     def sizes(self) -> Iterator[Row]:
-        cases = [self.case(sized(each)) for each in (0.7, 1.0, 2.4, 4.3, 6.7)]
-        where = "I, V-D, figure 13"
+        cases = [self.large(each) for each in (0.7, 1.0, 2.4, 4.3, 6.7)]
+        where = "V-D, figure 13"
         again = _refused(cases)
         mean = fmean(each.speedup for each in cases)
-        yield row("mean of sizes", where, "x", 1.32, mean, note=again)
-        yield row("1 billion", where, "x", 1.37, cases[1].speedup)
+        yield row("mean of sizes", f"I, {where}", "x", 1.32, mean, note=again)
+        yield row("1 billion", where, "x", 1.37, cases[1].speedup, note=again)
         yield row("6.7 billion", where, "x", 1.26, cases[-1].speedup, note=again)
-        saved = [100 * (each.memory.go / each.memory.deepspeed - 1) for each in cases]
+        saved = [_saved(each.memory.go, each.memory.deepspeed) for each in cases]
         name = "GO-MemFerry, memory"
         yield row(name, where, "+%", -21.6, fmean(saved), note=again)
         yield row(f"{name}, least saved", where, "+%", -18.0, max(saved), note=again)
@@ -276,15 +341,14 @@ class Evaluation:
         return low * 12 * base.hidden**2 + base.vocabulary * base.hidden
 
     def gpus(self) -> Iterator[Row]:
-        one = self.case(sized(4.3))
-        eight = self.case(sized(4.3), batch=1, gpus=8)
+        one, eight = self.large(4.3), self.large(4.3, batch=1, gpus=8)
         where = "V-D, figure 14(a)"
         yield row("4.3 billion, 1 GPU", where, "s", 5.41, one.seconds.memferry)
         yield row("4.3 billion, 8 GPUs", where, "s", 4.12, eight.seconds.memferry)
         speed = 100 * (eight.speedup - 1)
         yield row("8 GPUs: over DeepSpeed", f"abstract, I, {where}", "+%", 28.1, speed)
         yield row("8 GPUs: over native", where, "+%", 19.1, 100 * (eight.native_speedup - 1))
-        large = self.case(sized(6.7), batch=16, gpus=8)
+        large = self.large(6.7, batch=16, gpus=8)
         where, again = "V-D, figure 14(b)", _refused([large])
         yield row("6.7 billion, batch 128, 8 GPUs", where, "x", 1.21, large.speedup, note=again)
         yield row("the same, GO-MemFerry", where, "x", 1.16, large.go_speedup, note=again)
@@ -296,6 +360,7 @@ class Evaluation:
             both = zip(getattr(self, part)(), getattr(self.ours, part)(), strict=True)
             yield from labelled(starmap(_beside, both), self.inputs)
         yield from map(_counted, self.largest())
+        yield from labelled(self.machines(), self.inputs)
 
 
 RANGES = "the print contradicts itself: 10 to 40 % of all models, 7.1 to 68.7 % of their parts"
@@ -324,9 +389,16 @@ def _refused(cases: Sequence[MemferryCase]) -> str:
         f"{each.model.name} at {each.batch} x {each.sequence} needs {each.kept_bytes / 1e9:.0f} GB "
         f"of {each.capacity / 1e9:.0f} with all activations kept"
         for each in cases
-        if each.recompute
+        if each.kept_bytes > each.capacity
     ]
-    return f"{', '.join(names)}; blocks are computed again (II-A)" if names else ""
+    return (
+        f"{', '.join(names)}; all models of the figure compute blocks again (II-A)" if names else ""
+    )
+
+
+def _saved(here: float, base: float) -> float:
+    """Relative change in percent."""
+    return 100 * (here / base - 1)
 
 
 def _slower(case: MemferryCase) -> float:
@@ -351,6 +423,10 @@ VARIANTS: Mapping[str, Options] = {
     "four times the batch": Options(batch=4),
     "a quarter of the batch": Options(batch=0.25),
     "activations computed again": Options(recompute=True),
+    "activations kept, if they fit the GPU": Options(alike=False),
+    "figure 12: batch of 8": Options(batches=(8,)),
+    "figure 12: batch of 2": Options(batches=(2,)),
+    "figure 12: batches of 1 and 8": Options(batches=(1, 8)),
     "DeepSpeed: bucket of 200 million": Options(bucket=2 * BUCKET_ELEMENTS // 5),
     "DeepSpeed: two buckets, overlap_comm": Options(beside=True),
     "DeepSpeed: no bucket, as native": Options(bucket=None),

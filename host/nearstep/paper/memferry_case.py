@@ -49,8 +49,10 @@ class Options:
     writes : of gradients to the host; None: as in `ASSUMPTIONS` for the machine.
     host : factor on the rate of the optimizer on the host.
     batch : factor on the batch.
+    batches : of figure 12, whose rows are means and extremes over these and the models.
     recompute : activations are computed again in backward: only outputs of layers, and all
         activations of one layer, are kept; None: where all of them do not fit.
+    alike : activations are also computed again `MemferryCase.again`.
     copies : times that a parameter passes the link to a GPU of several.
     bucket : gradients that DeepSpeed collects; None: memory and order as native.
     beside : two buckets: backward continues while one is sent (`overlap_comm`).
@@ -63,7 +65,9 @@ class Options:
     writes: Literal["after", "beside"] | None = None
     host: float = 1.0
     batch: float = 1.0
+    batches: tuple[int, ...] = (1, 2, 4, 8)
     recompute: bool | None = None
+    alike: bool = True
     copies: int = 2
     bucket: int | None = BUCKET_ELEMENTS
     beside: bool = False
@@ -76,6 +80,7 @@ class MemferryCase:
     Attributes
     ----------
     batch : of each GPU.
+    again : a model of the same figure computes activations again.
     """
 
     model: Transformer
@@ -83,6 +88,7 @@ class MemferryCase:
     batch: int = 8
     sequence: int = 512
     gpus: int = 1
+    again: bool = False
     options: Options = Options()
 
     @property
@@ -208,7 +214,9 @@ class MemferryCase:
     def recompute(self) -> bool:
         """Whether activations are computed again in backward (section II-A)."""
         chosen = self.options.recompute
-        return self.kept_bytes > self.capacity if chosen is None else chosen
+        if chosen is not None:
+            return chosen
+        return self.kept_bytes > self.capacity or (self.again and self.options.alike)
 
     @property
     def activation_bytes(self) -> int:
@@ -237,7 +245,7 @@ class MemferryCase:
         return Systems(parameters + buckets + max(self.activation_bytes, gradient), *others)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _planned(
     profile: Profile, reserve: float, decisions: Literal["all", "keep"], planner: Planner
 ) -> Planned:

@@ -83,9 +83,13 @@ def test_rows_of_coarse_are_beside_what_each_assumption_decides(tmp_path: Path) 
     written = json.loads(path.read_text(encoding="utf-8"))
     assert (written["errors"]["all"]["count"], written["errors"]["apart"]["count"]) == (10, 3)
     assert f"{written['errors']['all']['mean']:.1%}" in result.output
-    assert [each["label"] for each in written["inputs"]] == ["fitted", *["chosen"] * 4]
+    assert [each["label"] for each in written["inputs"]] == [
+        "fitted",
+        *["paper"] * 3,
+        *["chosen"] * 4,
+    ]
     assert written["inputs"][0]["value"] in result.output
-    assert len(written["rows"]) == 20
+    assert len(written["rows"]) == 22
     for row in written["rows"]:
         assert row["name"] in result.output
     assert len(written["sensitivity"]) == 13
