@@ -24,7 +24,7 @@ def test_a_row_is_printed_with_its_errors_and_assumptions(tmp_path: Path) -> Non
     assert "section 5.2" in result.output
     written = json.loads(path.read_text(encoding="utf-8"))
     rows = {row["name"]: row for row in written["rows"]}
-    assert len(rows) == len(written["rows"]) == 6 + 9
+    assert len(rows) == len(written["rows"]) == 16 + 3 + 7 + 9
     assert f"{rows['gpt3-large: speedup, total']['error']:+.1%}" in result.output
     assert rows["AXDIMM, 32Gb: achieved"]["found"] is None
     assert "omit --no-kernel" in result.output
@@ -116,6 +116,6 @@ def test_parts_of_smart_infinity_are_printed_kept_and_drawn(
     (gpu,) = [each for each in written["inputs"] if each["name"] == "GPU, of its peak"]
     assert 40 < float(gpu["value"].strip("%")) < 60
     rows = {row["name"]: row for row in written["rows"]}
-    assert len(rows) == len(written["rows"]) == 26
+    assert len(rows) == len(written["rows"]) == 33
     assert rows["ZeRO-Inf: states read"]["found"] == 6.0
     assert drawn == [image]
