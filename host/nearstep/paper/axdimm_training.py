@@ -136,6 +136,13 @@ INPUTS = (
         label="chosen",
         source="datasheet of the V100, fp32, at its peak",
     ),
+    Input(
+        name="gradients that wait for the link",
+        value="of one layer",
+        label="chosen",
+        source="with two the smallest model's total on the AXDIMM is 20 % below the printed one",
+        on=("gpt3-large, axdimm: total", "gpt3-large: speedup, total"),
+    ),
     PRINTED_UPDATES,
     Input(
         name="updates of a core",

@@ -115,8 +115,13 @@ def test_every_figure_of_table_5_has_a_row() -> None:
 def test_mean_errors_and_the_fitted_row() -> None:
     rows = [*labelled((row for each in table_6() for row in each.rows()), INPUTS)]
     assert len(rows) == 45
-    for unit, count, mean in (("s", 10, 0.047), ("x", 10, 0.047)):
-        found = errors([row for row in rows if row.unit == unit], apart=True)
+    for unit, apart, count, mean in (
+        ("s", False, 10, 0.047),
+        ("x", False, 10, 0.047),
+        ("s", True, 9, 0.042),
+        ("x", True, 9, 0.048),
+    ):
+        found = errors([row for row in rows if row.unit == unit], apart=apart)
         assert found is not None
         assert found.count == count
         assert found.mean == pytest.approx(mean, abs=1e-3)
