@@ -14,13 +14,30 @@ from nearstep.linux.nvme.standard import (
     DO_NOT_RETRY,
     IO_QUEUES,
     PAGE_BYTES,
-    QUEUE_ENTRIES,
     Register,
     Status,
     StatusError,
 )
 from nearstep.linux.nvme.transfer import Command
 from nearstep.linux.pci import DmaError, Identity, Msix, PciFunction
+from nearstep_spec.nvme import (
+    AQA_MASK,
+    BAR_BYTES,
+    CAP,
+    COMMAND_SETS,
+    ENABLE,
+    FATAL,
+    MSIX_PENDING,
+    MSIX_TABLE,
+    NO_SUCH_DOORBELL,
+    NO_SUCH_VALUE,
+    READY,
+    SHUTDOWN_BUSY,
+    SHUTDOWN_DONE,
+)
+from nearstep_spec.nvme import COMPLETION_BYTES as COMPLETION_BYTES
+from nearstep_spec.nvme import ENTRY_BYTES as ENTRY_BYTES
+from nearstep_spec.nvme import VERSION as VERSION
 
 IDENTITY = Identity(
     vendor=0x1B36, device=0x0010, class_code=0x010802, revision=1,
@@ -28,14 +45,7 @@ IDENTITY = Identity(
 )  # fmt: skip
 """Vendor and device of QEMU's NVMe controller: Linux has quirks for some others."""
 
-BAR_BYTES, MSIX_TABLE, MSIX_PENDING = 0x4000, 0x2000, 0x3000
-CAP = (QUEUE_ENTRIES - 1) | 1 << 16 | 0x1E << 24 | 1 << 37 | 1 << 43
-"""Contiguous queues, 15 s to become ready, NVM alone or all I/O command sets, pages of 4 KiB."""
-
-VERSION = 0x00020100
-ENABLE, READY, FATAL, SHUTDOWN_BUSY, SHUTDOWN_DONE = 1, 1 << 0, 1 << 1, 1 << 2, 2 << 2
-ENTRY_BYTES, COMPLETION_BYTES, SERIAL_BYTES = 64, 16, 20
-NO_SUCH_DOORBELL, NO_SUCH_VALUE = 0, 1
+SERIAL_BYTES = 20
 
 
 @dataclass(eq=False)
@@ -230,7 +240,7 @@ class NvmeController(PciFunction):
         elif offset == Register.CC:
             self._configure(value)
         elif offset == Register.AQA:
-            held[Register.AQA] = value & 0x0FFF0FFF
+            held[Register.AQA] = value & AQA_MASK
         elif offset & ~4 in (Register.ASQ, Register.ACQ):
             base, shift = Register(offset & ~4), 8 * (offset & 4)
             held[base] = held[base] & ~(0xFFFFFFFF << shift) | value << shift
@@ -258,7 +268,7 @@ class NvmeController(PciFunction):
             any(base % PAGE_BYTES for base in bases)
             or min(sizes) < 2
             or mps_and_arbitration
-            or self.enabled_sets not in (0, 6)
+            or self.enabled_sets not in COMMAND_SETS
         ):
             self._status |= FATAL
             return
