@@ -95,6 +95,8 @@ class QueueTable(wiring.Component):
         submissions = [Signal(SubmissionContext(self.queues), name=f"sq{n}") for n in numbers]
         completions = [Signal(CompletionContext(self.vectors), name=f"cq{n}") for n in numbers]
         self._select(m, submissions, completions)
+        with m.If(self.i_drop):
+            m.d.sync += [queue.head.eq(queue.tail) for queue in submissions]
         self._ring(m, submissions, completions)
         self._order(m, submissions, completions)
 
@@ -108,8 +110,6 @@ class QueueTable(wiring.Component):
                 completions[0].vector.eq(0),
                 completions[0].interrupts.eq(1),
             ]
-        with m.If(self.i_drop):
-            m.d.sync += [queue.head.eq(queue.tail) for queue in submissions]
         with m.If(self.i_clear):
             m.d.sync += [queue.valid.eq(0) for queue in (*submissions, *completions)]
         return m
@@ -168,7 +168,10 @@ class QueueTable(wiring.Component):
         allowed, long = Signal(), order.last != 0
         mine = exists.bit_select(order.number, 1)
         completions_mine = completions_exist.bit_select(order.number, 1)
-        target = completions_exist.bit_select(order.target, 1) & (order.target != 0)
+        target = Signal()
+        for number in range(1, self.queues):
+            with m.If(order.target == number):
+                m.d.comb += target.eq(completions[number].valid)
         with m.Switch(order.kind):
             with m.Case(OrderKind.DELETE_SUBMISSIONS):
                 m.d.comb += allowed.eq(mine)

@@ -458,11 +458,11 @@ class Bench:
         command = Command(data, None)
         key = queue, command.identifier
         self.seen.commands[queue != 0].append(key)
-        if queue:
+        if command.opcode == OPCODE:
             self._walks.append((key, []))
             self._offer("i_walk", io=1, prp1=command.wide(6), prp2=command.wide(8),
                         nbytes=command.dwords[12])  # fmt: skip
-        elif command.opcode in ORDERS:
+        elif queue == 0 and command.opcode in ORDERS:
             target = command.bits(11, 31, 16)
             self._ordered.append(key)
             self._offer(
