@@ -120,7 +120,9 @@ class Block:
     cycles: Callable[[], int] | None = None
 
 
-LARGE = frozenset({"adam_kernel", "axdimm_channel", "axdimm_module", "coarse_sync_core"})
+LARGE = frozenset(
+    {"adam_kernel", "axdimm_channel", "axdimm_module", "coarse_sync_core", "nvme_card"}
+)
 OF_PARTS: Mapping[str, tuple[str, ...]] = {
     "smartssd_card": ("smartssd_fu", "adam_kernel", "decompress_fused", "decompress_scatter"),
     "smartssd_pcie_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),

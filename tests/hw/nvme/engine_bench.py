@@ -329,6 +329,7 @@ class Bench:
         self._csr: int | None = None
         self._ack: int | None = None
         self._ending: list[tuple[int, int]] = []
+        self._gated: set[tuple[int, int]] = set()
         self._requests: list[int] = []
         self._events: list[int] = []
         self._walks: deque[tuple[tuple[int, int], Parts]] = deque()
@@ -478,6 +479,7 @@ class Bench:
         key, parts = self._walks[0]
         if part.end:
             self._walks.popleft()
+            self._gated.add(key)
             status = int(part.status)
             self.seen.parts.append(([] if status else parts, status))
             self._ending.append(key)
@@ -504,9 +506,10 @@ class Bench:
         while self._events and self._requests:
             self._offer("i_event", identifier=self._requests.pop(0), result=self._events.pop(0))
         for key in [*self._ending]:
-            if (key[0] and not self.gate) or not (self.alone or key in self.answers):
+            if (key in self._gated and not self.gate) or not (self.alone or key in self.answers):
                 continue
             self._ending.remove(key)
+            self._gated.discard(key)
             found = (0, 0) if self.alone else self.answers[key]
             status, result = found or (0, 0)
             if key in self.carried_out and not self.alone:

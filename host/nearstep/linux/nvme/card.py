@@ -17,7 +17,13 @@ DRIVE, MEMORY, PROGRAMS = 1, 2, 3
 """NSIDs."""
 
 
-def open_controller(url: str, drive: Path, memory_bytes: int, serial: str = "1") -> NvmeController:
+def open_controller(
+    url: str,
+    drive: Path,
+    memory_bytes: int,
+    serial: str = "1",
+    kind: type[NvmeController] = NvmeController,
+) -> NvmeController:
     """Open a card, with a controller in front of it, which closes the card.
 
     Parameters
@@ -26,6 +32,7 @@ def open_controller(url: str, drive: Path, memory_bytes: int, serial: str = "1")
     drive : file of the NVM namespace, of whole blocks of 4 KiB.
     memory_bytes : of the card's memory that is the SLM namespace.
     serial : as of `NvmeController`.
+    kind : of the controller.
 
     Raises
     ------
@@ -44,7 +51,7 @@ def open_controller(url: str, drive: Path, memory_bytes: int, serial: str = "1")
         drive_space = DriveNamespace(drive)
         namespaces = (drive_space, memory, ProgramNamespace(memory))
         memory.see(namespaces)
-        return NvmeController(namespaces, AdminCommands, serial)
+        return kind(namespaces, AdminCommands, serial)
     except BaseException:
         card.close()
         if drive_space is not None:

@@ -350,6 +350,39 @@ class NvmeController(PciFunction):
             self.counters.interrupts += 1
             self.bus.interrupt(to.vector)
 
+    def create_completions(self, queue: CompletionQueue) -> None:
+        """Create a queue, whose number is free."""
+        self.completions[queue.number] = queue
+
+    def create_submissions(self, queue: SubmissionQueue) -> None:
+        """Create a queue, whose number is free."""
+        self.submissions[queue.number] = queue
+
+    def delete_completions(self, number: int) -> None:
+        """Delete a queue that no other needs."""
+        del self.completions[number]
+
+    def delete_submissions(self, number: int) -> None:
+        """Delete a queue; its commands are aborted, the one in flight too.
+
+        Raises
+        ------
+        DmaError : the queue cannot be accessed.
+        """
+        gone = self.submissions.pop(number)
+        gone.alive = False
+        aborted: list[int] = []
+        if gone.flying is not None and gone.flying.alive:
+            gone.flying.alive = False
+            aborted.append(gone.flying.identifier)
+        while gone.pending:
+            entry = self.dma_read(gone.base + ENTRY_BYTES * gone.head, ENTRY_BYTES)
+            aborted.append(int.from_bytes(entry[2:4], "little"))
+            gone.head = (gone.head + 1) % gone.size
+        for identifier in aborted:
+            if not gone.completions.is_full:  # a completion of an aborted command is optional
+                self.post(gone, identifier, Status.ABORTED_BY_DELETION)
+
     def _next(self, admin: bool) -> SubmissionQueue | None:
         """A queue with an entry and room for its completion; I/O queues have turns."""
         if self._status & FATAL:
@@ -381,43 +414,54 @@ class NvmeController(PciFunction):
                 if self._closed:
                     return
                 shutting, self._shutting = admin and self._shutting, self._shutting and not admin
-                flight, entry = Flight(self), b""
-                if queue is not None:
-                    try:
-                        entry = flight.read(queue.base + ENTRY_BYTES * queue.head, ENTRY_BYTES)
-                    except DmaError:
-                        self.fail()
-                        continue
-                    queue.head = (queue.head + 1) % queue.size
-                    flight.identifier = int.from_bytes(entry[2:4], "little")
-                    queue.flying = flight
+                fetched = None if queue is None else self._fetch(queue)
             if shutting:
                 self._shut_down()
-            if queue is not None:
-                self._execute(admin, queue, Command(entry, flight), flight)
+            if queue is not None and fetched is not None:
+                self._execute(admin, queue, *fetched)
+
+    def _fetch(self, queue: SubmissionQueue) -> tuple[Command, Flight] | None:
+        """Fetch the next command of a queue; None if the queue cannot be accessed."""
+        flight = Flight(self)
+        try:
+            entry = flight.read(queue.base + ENTRY_BYTES * queue.head, ENTRY_BYTES)
+        except DmaError:
+            self.fail()
+            return None
+        queue.head = (queue.head + 1) % queue.size
+        flight.identifier = int.from_bytes(entry[2:4], "little")
+        queue.flying = flight
+        return Command(entry, flight), flight
 
     def _execute(
         self, admin: bool, queue: SubmissionQueue, command: Command, flight: Flight
     ) -> None:
-        status, result = Status.SUCCESS, 0
+        status = Status.SUCCESS
+        found: int | None
         try:
             found = (self.admin.execute if admin else self.admin.execute_io)(queue, command)
         except StatusError as refused:
             status, found = refused.status, 0
         except DmaError:  # of a queue
             self.fail()
-            return
+            found = None
         with self.lock:
             self.counters.commands += 1
             key = (queue.number and 1, command.opcode)
             self.counters.by_opcode[key] = self.counters.by_opcode.get(key, 0) + 1
-            while flight.alive and queue.completions.is_full and found is not None:
-                self.lock.wait()  # a deleted queue may have taken the room
-            if flight.alive and found is not None:
-                result = found
-                self.post(queue, command.identifier, status, result)
-            queue.flying = None
+            self._complete(queue, flight, status, found)
+            if queue.flying is flight:
+                queue.flying = None
             self.lock.notify_all()
+
+    def _complete(
+        self, queue: SubmissionQueue, flight: Flight, status: Status, found: int | None
+    ) -> None:
+        """Complete a command that was executed, unless it was aborted or `found` is None."""
+        while flight.alive and queue.completions.is_full and found is not None:
+            self.lock.wait()  # a deleted queue may have taken the room
+        if flight.alive and found is not None:
+            self.post(queue, flight.identifier, status, found)
 
     def _shut_down(self) -> None:
         for each in self.namespaces:
