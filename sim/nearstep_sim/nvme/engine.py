@@ -241,8 +241,12 @@ class RtlEngine:
             return
         self._inside = True
         try:
-            while self._drive() or self._step(QUIET) < QUIET:
-                pass
+            quiet = 0
+            while quiet < QUIET or self._is_shown():
+                if self._drive():
+                    quiet = 0
+                else:  # an offer must be seen to be taken
+                    quiet += self._step(1 if any(self._waiting.values()) else QUIET)
         finally:
             self._inside = False
 
@@ -253,8 +257,7 @@ class RtlEngine:
 
     def _drive(self) -> bool:
         """Answer what is shown, clock once, and return whether there was anything."""
-        get = self._ports.get
-        shown = any(get(name) for name in SHOWN)
+        get, shown = self._ports.get, self._is_shown()
         offers = self._offers()
         answers = self._answer()
         if get("csr__ack"):
@@ -282,6 +285,9 @@ class RtlEngine:
             self._step(1)
             return True
         return False
+
+    def _is_shown(self) -> bool:
+        return any(self._ports.get(name) for name in SHOWN)
 
     def _offers(self) -> bool:
         """Offer to the engine what firmware says; return whether anything was taken."""
