@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from nearstep.device import open_device
-from nearstep.errors import MismatchError
+from nearstep.errors import ArgumentError, MismatchError
 from nearstep.linux.nvme.admin import AdminCommands
 from nearstep.linux.nvme.controller import NvmeController
 from nearstep.linux.nvme.memory import MemoryNamespace
@@ -15,6 +16,25 @@ from nearstep.updater.updating import UpdatingDevice
 
 DRIVE, MEMORY, PROGRAMS = 1, 2, 3
 """NSIDs."""
+
+IN_PYTHON, CONTROLLERS = "python", "nearstep.controllers"
+"""Where queues are by default; group of entry points of packages that have them elsewhere."""
+
+
+def controller_kind(queues: str) -> type[NvmeController]:
+    """Return the class of controllers whose queues are in Python, or where a package has them.
+
+    Raises
+    ------
+    ArgumentError : no installed package has them there.
+    """
+    found = {entry.name: entry for entry in entry_points(group=CONTROLLERS)}
+    if queues == IN_PYTHON:
+        return NvmeController
+    if queues not in found:
+        raise ArgumentError(f"queues must be one of {', '.join([IN_PYTHON, *found])}, not {queues}")
+    kind: type[NvmeController] = found[queues].load()
+    return kind
 
 
 def open_controller(
