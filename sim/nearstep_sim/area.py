@@ -120,9 +120,7 @@ class Block:
     cycles: Callable[[], int] | None = None
 
 
-LARGE = frozenset(
-    {"adam_kernel", "axdimm_channel", "axdimm_module", "coarse_sync_core", "nvme_card"}
-)
+LARGE = frozenset({"adam_kernel", "axdimm_channel", "axdimm_module", "coarse_sync_core"})
 OF_PARTS: Mapping[str, tuple[str, ...]] = {
     "smartssd_card": ("smartssd_fu", "adam_kernel", "decompress_fused", "decompress_scatter"),
     "smartssd_pcie_card": ("pcie_endpoint", "smartssd_fu", "adam_kernel"),

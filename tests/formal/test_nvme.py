@@ -204,6 +204,15 @@ class EngineProperties(Component):
             Assert(~table.i_posted | table.o_room.bit_select(table.i_select, 1)),
             Assert(~table.i_posted | registers.o_ready),
         ]
+        # Once CC.EN is 0, what was taken by then comes to the port within two cycles.
+        since = Signal(2)
+        with m.If(registers.o_enabled):
+            m.d.sync += since.eq(0)
+        with m.Elif(~since.all()):
+            m.d.sync += since.eq(since + 1)
+        for channel in (axi.ar, axi.aw, axi.w):
+            rises = channel.valid & ~history.before(channel.valid)
+            m.d.comb += Assert(~rises | (since < 2))
         # Completions, of which each is of a command, and is written early part first.
         commands, posts = Signal(5), Signal(5)
         early = Signal()
@@ -221,6 +230,7 @@ class EngineProperties(Component):
         m.d.comb += [
             Cover(axi.ar.valid & ~registers.o_enabled),
             Cover(dut.o_command.valid & registers.o_enabled),
+            Cover(table.i_posted),
         ]
         return m
 
@@ -267,8 +277,8 @@ def test_a_queue_is_filled_to_its_last_entry_but_one() -> None:
 
 @pytest.mark.deep
 def test_nothing_is_accessed_while_disabled_and_each_completion_has_a_command() -> None:
-    assert prove(EngineProperties(), "nvme_engine", "bmc", depth=18).statements >= 5
-    assert prove(EngineProperties(), "nvme_engine", "cover", depth=18).statements == 2
+    assert prove(EngineProperties(), "nvme_engine", "bmc", depth=28).statements >= 8
+    assert prove(EngineProperties(), "nvme_engine", "cover", depth=28).statements == 3
 
 
 @pytest.mark.deep

@@ -25,6 +25,8 @@ class NvmeCard(wiring.Component):
     *Timing*: that of `QueueEngine` and `Msix`. A reset drops all accesses of the host under way,
     and must reset the path to it, too.
 
+    *Resources* (Yosys, UltraScale+, default parameters): 3850 LUT, 4865 FF.
+
     Members
     -------
     csr : BAR 0.
