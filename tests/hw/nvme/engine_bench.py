@@ -799,7 +799,12 @@ class Traffic:
     def deletes(self) -> Iterator[None]:
         """Delete a queue, often with commands waiting and one under way, and make it anew."""
         yield from self.fill()
-        number = self.draw.choice([each for each in self.host.queues if each])
+        held = [
+            number
+            for number, queue in self.pair.golden.controller.submissions.items()
+            if number and queue.flying
+        ]
+        number = self.draw.choice([*(each for each in self.host.queues if each), *3 * held])
         yield from self.host.admin(Admin.DELETE_CQ, dw10=number)
         assert self.host.status != 0
         yield from self.host.admin(Admin.DELETE_SQ, dw10=number)
@@ -841,7 +846,16 @@ class Traffic:
             yield from self.pair.compare()
 
     def disable(self) -> Iterator[None]:
+        """Disable it with a command under way, and an event that waits for room."""
         yield from self.fill()
+        queue = self.host.queues[0]
+        for _ in range(queue.size):
+            self.host.push(queue, entry(Admin.ASYNC_EVENT, self.pair.identifier()))
+            yield from self.host.ring(queue)
+            yield from self.pair.compare()
+        for _ in range(queue.size):
+            yield from self.pair.write(Register.DOORBELLS + 4 * 300, 1)
+            yield from self.pair.compare()
         yield from self.pair.write(Register.CC, 0)
         yield from self.pair.compare()
         self.pair.bench.forbidden = True

@@ -126,7 +126,7 @@ def expected(ram: Ram, prp1: int, prp2: int, nbytes: int) -> tuple[list[tuple[in
 @pytest.mark.parametrize(
     ("stall", "count", "pages"),
     [
-        ("free", 60, 6),
+        ("free", 160, 12),
         *(pytest.param(e, 400, 512, marks=pytest.mark.deep) for e in ("free", "source", "both")),
     ],
 )
@@ -163,7 +163,7 @@ def test_walks_have_the_parts_and_the_status_of_the_walk_in_python(stall, count,
 @pytest.mark.parametrize(
     ("stall", "count", "seed"),
     [
-        ("both", 9, 1),
+        ("both", 11, 1),
         *(pytest.param("free", 40, seed, marks=pytest.mark.deep) for seed in (2, 3)),
     ],
 )
