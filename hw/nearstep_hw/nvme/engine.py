@@ -75,7 +75,9 @@ class QueueEngine(wiring.Component):
     `o_part` at any time without waiting for anything else. Orders are those of the admin command
     under way. Firmware moves the data: it must begin no access for a command that is not `o_alive`.
 
-    *Timing*: a fetch takes a read of the host and 3 cycles, a completion two writes and 5 cycles.
+    *Timing*: ARVALID rises three cycles after a fetch is chosen, `o_command.valid` three cycles
+    after the last beat. AWVALID rises two cycles after a completion is chosen, and two after the
+    first response; the interrupt is requested with the second.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ class PrpWalker(wiring.Component):
     Offset Invalid; a list that cannot be read, or that belongs to a command that was aborted, with
     Data Transfer Error. Lists are read 64 bytes at a time, and nothing beyond their end.
 
-    *Timing*: a part every two cycles, and a read of the host every 8 entries.
+    *Timing*: a part a cycle, but for a read of the host in front of every 8 entries of a list.
 
     Members
     -------
