@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GENERATORS", "GeneratorError", "build", "command", "describe", "modules", "verilog"]
 
-BLOCKS = ("fp", "updater", "dram", "axdimm", "smartssd", "pcie", "serial", "coarse")
+BLOCKS = ("fp", "updater", "dram", "axdimm", "smartssd", "pcie", "nvme", "serial", "coarse")
 """Packages with a table of generators."""
 
 GENERATORS: dict[str, Generator] = {

@@ -105,6 +105,7 @@ WITHOUT_ROW = {
     "axdimm_module": "two channels, of which one is a row",
     "axpby": "lanes of a unit that is a row; Yosys's ABC ends with status 1 on them together",
     "coarse_device": "two sync cores with links and buffers, of which one is a row",
+    "nvme_card": "no board has it; queues are registers, not memories",
     "smartssd_pcie_card": "a card and an endpoint, which are rows",
 }
 """Generators without a row, and why."""

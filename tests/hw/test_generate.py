@@ -25,7 +25,7 @@ WHOLE = [
 ]
 IN_DEPTH = [
     *(*WHOLE, "general_updater", "general_fu", "smartssd_fu", "coarse_sync_core"),
-    *("pcie_endpoint", "serial_endpoint", "adam_fu", "axpby"),
+    *("pcie_endpoint", "nvme_card", "serial_endpoint", "adam_fu", "axpby"),
 ]
 """What takes a second or more in each test, and is made of what the others show."""
 

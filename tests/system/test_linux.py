@@ -37,11 +37,14 @@ def stable(console: str) -> list[str]:
 
 @like_torch
 @pytest.mark.deep
-@pytest.mark.parametrize(("url", "count"), [("golden:smartssd", 65552), (RTL, 4112)])
-def test_a_stock_linux_trains_ten_steps_with_torchs_bits(url: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("url", "count", "queues"),
+    [("golden:smartssd", 65552, "python"), (RTL, 4112, "python"), (RTL, 4112, "rtl")],
+)
+def test_a_stock_linux_trains_ten_steps_with_torchs_bits(url: str, count: int, queues: str) -> None:
     lines: list[str] = []
     try:
-        found = boot(url, count=count, steps=10, show=lines.append)
+        found = boot(url, count=count, steps=10, show=lines.append, queues=queues)
     except PackagesError as error:
         pytest.skip(str(error))
     assert list(found.sums) == sums_of_torch(count, 10)
@@ -60,11 +63,12 @@ def test_a_stock_linux_trains_ten_steps_with_torchs_bits(url: str, count: int) -
 
 @like_torch
 @pytest.mark.deep
-def test_a_guest_trains_after_others_were_killed_at_random_moments() -> None:
+@pytest.mark.parametrize("queues", ["python", "rtl"])
+def test_a_guest_trains_after_others_were_killed_at_random_moments(queues: str) -> None:
     draw = random.Random(5)
     kills = [draw.uniform(1, 9) for _ in range(6)]
     try:
-        found = boot("golden:smartssd", count=4112, steps=10, kills=kills)
+        found = boot("golden:smartssd", count=4112, steps=10, kills=kills, queues=queues)
     except PackagesError as error:
         pytest.skip(str(error))
     assert list(found.sums) == sums_of_torch(4112, 10)

@@ -13,7 +13,7 @@ import typer
 from nearstep.cli.devices import DeviceName
 from nearstep.cli.outcome import group, reported, working
 from nearstep.errors import MismatchError
-from nearstep.linux.nvme.card import open_controller
+from nearstep.linux.nvme.card import IN_PYTHON, controller_kind, open_controller
 from nearstep.linux.vfio_user import Server
 
 app = group("A card for a virtual machine, as an NVMe device.")
@@ -36,6 +36,9 @@ def serve(
     serial: Annotated[
         str, typer.Option(help="Serial number; different for each card of a guest.")
     ] = "1",
+    queues: Annotated[
+        str, typer.Option(help="Registers and queues of the controller: python, or rtl.")
+    ] = IN_PYTHON,
 ) -> None:
     """Serve a card to a virtual machine over vfio-user, until Ctrl-C.
 
@@ -44,6 +47,7 @@ def serve(
     """
     with reported(wrong=(MismatchError, OSError)), ExitStack() as failing:
         temporary = ExitStack()
+        kind = controller_kind(queues)
         if drive is None:
             drive = Path(temporary.enter_context(TemporaryDirectory())) / "drive"
             failing.push(temporary)
@@ -53,7 +57,7 @@ def serve(
             with drive.open("xb") as file:
                 file.truncate(drive_mib * MIB)
         with working(f"opening {url}"):
-            controller = open_controller(url, drive, memory_mib * MIB, serial)
+            controller = open_controller(url, drive, memory_mib * MIB, serial, kind)
         failing.callback(controller.close)
         server = Server(controller, socket)
         failing.pop_all()

@@ -23,10 +23,11 @@ from pathlib import Path
 import numpy as np
 
 from nearstep.linux.nvme.card import open_controller
-from nearstep.linux.nvme.controller import Counters
+from nearstep.linux.nvme.controller import Counters, NvmeController
 from nearstep.linux.vfio_user import Server
 from nearstep_sim.linux.initramfs import Initramfs
 from nearstep_sim.linux.packages import LOADER, QEMU, PackagesError, unpacked
+from nearstep_sim.nvme.controller import RtlController
 from nearstep_spec.errors import NearstepError
 from nearstep_spec.rule.rules import OPTIMIZERS
 
@@ -95,7 +96,7 @@ def sums_of_torch(count: int, steps: int) -> list[str]:
 
 
 def boot(
-    url: str, *, count: int, steps: int, kills: Sequence[float] = (),
+    url: str, *, count: int, steps: int, kills: Sequence[float] = (), queues: str = "python",
     show: Callable[[str], None] = lambda line: None,
 ) -> Outcome:  # fmt: skip
     """Boot a guest in front of a card, and let it train.
@@ -106,6 +107,7 @@ def boot(
     count, steps : parameters, and steps of AdamW.
     kills : for each a guest is started first, and QEMU killed after so many seconds; the card stays
         open.
+    queues : registers and queues of the controller, in `python` or in `rtl`.
     show : is given each line of the console between BEGIN and END.
 
     Raises
@@ -122,7 +124,8 @@ def boot(
         drive = folder / "drive"
         with drive.open("wb") as file:
             file.truncate(DRIVE_MIB << 20)
-        controller = open_controller(url, drive, CARD_MIB << 20)
+        kind = RtlController if queues == "rtl" else NvmeController
+        controller = open_controller(url, drive, CARD_MIB << 20, kind=kind)
         server = Server(controller, folder / "card")
         thread = threading.Thread(target=server.serve)
         thread.start()
@@ -208,9 +211,12 @@ def main() -> None:
     parser.add_argument("--device", default="golden:smartssd", help="the card")
     parser.add_argument("--parameters", type=int, default=65536 + 16)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--queues", choices=("python", "rtl"), default="python",
+                        help="registers and queues of the controller")  # fmt: skip
     given = parser.parse_args()
     try:
-        found = boot(given.device, count=given.parameters, steps=given.steps, show=print)
+        found = boot(given.device, count=given.parameters, steps=given.steps, show=print,
+                     queues=given.queues)  # fmt: skip
     except (NearstepError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     counts = found.counters

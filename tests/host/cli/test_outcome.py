@@ -155,6 +155,7 @@ REFUSED = {
         "golden:nothing --socket s --drive new": "there is no family 'nothing'",
         "golden:smartssd?cards=2 --socket s --drive new": "one channel",
         "golden:smartssd --socket s --drive new --serial #": "letters and digits",
+        "golden:smartssd --socket s --drive new --queues silicon": "queues must be one of python",
     },
     "config check": {
         "missing.json": "No such file",

@@ -200,11 +200,18 @@ class Guest:
 
 
 @contextmanager
-def guest_of(folder: Path, url: str = SHAPE, **options: int) -> Iterator[Guest]:
-    """A guest of a fresh card."""
+def guest_of(
+    folder: Path, url: str = SHAPE, *, queues: str = "python", **options: int
+) -> Iterator[Guest]:
+    """A guest of a fresh card, whose controller has queues in `python` or in `rtl`."""
+    kind = NvmeController
+    if queues == "rtl":
+        from nearstep_sim.nvme.controller import RtlController
+
+        kind = RtlController
     drive = folder / "drive"
     drive.write_bytes(bytes(DRIVE_BYTES))
-    controller = open_controller(url, drive, SLM_BYTES)
+    controller = open_controller(url, drive, SLM_BYTES, kind=kind)
     try:
         yield Guest(controller, **options)
     finally:

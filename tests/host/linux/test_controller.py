@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import struct
 import time
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
+from nearstep.errors import ArgumentError
+from nearstep.linux.nvme import card
+from nearstep.linux.nvme.controller import NvmeController
 from nearstep.linux.nvme.memory import MemoryNamespace
 from nearstep.linux.nvme.standard import Admin, Memory, Register, Status
 from nearstep.linux.pci import COMMAND
@@ -96,10 +102,11 @@ def test_queues_wrap_and_a_full_completion_queue_stops_the_fetch(guest: Guest) -
     assert guest.run(Admin.CREATE_SQ, prp1=large, dw10=size, dw11=1 | 2 << 16).status == 0
     for number in range(50):
         guest.put(large + 64 * number, entry(Memory.FILL, number, SLM, dw12=4))
+    before = guest.controller.counters.completions
     guest.ring(4, 50)
-    until(lambda: guest.controller.completions[2].is_full)
+    until(lambda: guest.controller.counters.completions == before + 3)
     time.sleep(0.05)
-    assert guest.controller.submissions[2].pending == 47
+    assert guest.controller.counters.completions == before + 3
     found = [small.wait() for _ in range(50)]
     assert [each.identifier for each in found] == list(range(50))
     assert small.poll() is None
@@ -201,3 +208,15 @@ def test_only_nvm_is_there_with_that_command_set_alone(guest: Guest) -> None:
     assert guest.get(guest.scratch, 12) == struct.pack("<3I", 1, 0, 0)
     assert guest.run(2, 1, io=True, prp1=guest.scratch).status == 0
     assert guest.run(2, SLM, io=True, dw12=4).status == Status.COMMAND_SET_NOT_ENABLED
+
+
+def test_queues_are_in_python_or_where_a_package_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    known = project["project"]["entry-points"][card.CONTROLLERS]
+    entries = [EntryPoint(name, value, card.CONTROLLERS) for name, value in known.items()]
+    monkeypatch.setattr(card, "entry_points", lambda group: entries)
+    assert card.controller_kind("python") is NvmeController
+    assert issubclass(card.controller_kind("rtl"), NvmeController)
+    assert card.controller_kind("rtl") is not NvmeController
+    with pytest.raises(ArgumentError, match="one of python, rtl, not silicon"):
+        card.controller_kind("silicon")

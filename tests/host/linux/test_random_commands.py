@@ -124,8 +124,8 @@ class Fuzz:
                 self.recover()
 
 
-def check(folder: Path, count: int, seed: int) -> Counter[str]:
-    with guest_of(folder) as guest:
+def check(folder: Path, count: int, seed: int, queues: str = "python") -> Counter[str]:
+    with guest_of(folder, queues=queues) as guest:
         drive = (folder / "drive").stat().st_size
         fuzz = Fuzz(guest, seed)
         fuzz.run(count)
@@ -147,3 +147,8 @@ def test_ten_thousand_malformed_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hundred_thousand_malformed_commands(tmp_path: Path, seed: int) -> None:
     assert len(check(tmp_path, 20_000, 100 + seed)) >= 17
+
+
+@pytest.mark.deep
+def test_malformed_commands_for_queues_in_rtl(tmp_path: Path) -> None:
+    assert len(check(tmp_path, 4_000, 47, "rtl")) >= 17

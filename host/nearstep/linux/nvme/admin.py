@@ -195,7 +195,8 @@ class AdminCommands:
         vector = command.bits(11, 31, 16)
         require(vector < self._controller.msix.vectors, Status.INVALID_VECTOR)
         interrupts = vector if command.bits(11, 1, 1) else None
-        queues[number] = CompletionQueue(number, command.wide(6), size, interrupts)
+        made = CompletionQueue(number, command.wide(6), size, interrupts)
+        self._controller.create_completions(made)
         return 0
 
     def _create_submissions(self, queue: SubmissionQueue, command: Command) -> int:
@@ -206,7 +207,8 @@ class AdminCommands:
         to = command.bits(11, 31, 16)
         require(0 < to <= IO_QUEUES, Status.INVALID_QUEUE_ID)
         require(to in completions, Status.COMPLETION_QUEUE_INVALID)
-        queues[number] = SubmissionQueue(number, command.wide(6), size, completions[to])
+        made = SubmissionQueue(number, command.wide(6), size, completions[to])
+        self._controller.create_submissions(made)
         return 0
 
     def _queue(self, command: Command, queues: Mapping[int, object]) -> tuple[int, int]:
@@ -219,22 +221,9 @@ class AdminCommands:
         return number, size
 
     def _delete_submissions(self, queue: SubmissionQueue, command: Command) -> int:
-        """Delete a queue; its commands are aborted, the one in flight too."""
         number = command.bits(10, 15)
         require(number and number in self._controller.submissions, Status.INVALID_QUEUE_ID)
-        gone = self._controller.submissions.pop(number)
-        gone.alive = False
-        aborted: list[int] = []
-        if gone.flying is not None and gone.flying.alive:
-            gone.flying.alive = False
-            aborted.append(gone.flying.identifier)
-        while gone.pending:
-            entry = self._controller.dma_read(gone.base + ENTRY_BYTES * gone.head, ENTRY_BYTES)
-            aborted.append(int.from_bytes(entry[2:4], "little"))
-            gone.head = (gone.head + 1) % gone.size
-        for identifier in aborted:
-            if not gone.completions.is_full:  # a completion of an aborted command is optional
-                self._controller.post(gone, identifier, Status.ABORTED_BY_DELETION)
+        self._controller.delete_submissions(number)
         return 0
 
     def _delete_completions(self, queue: SubmissionQueue, command: Command) -> int:
@@ -242,5 +231,5 @@ class AdminCommands:
         require(number and number in queues, Status.INVALID_QUEUE_ID)
         users = [each.completions.number for each in self._controller.submissions.values()]
         require(number not in users, Status.INVALID_QUEUE_DELETION)
-        del queues[number]
+        self._controller.delete_completions(number)
         return 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from nearstep.device import open_device
-from nearstep.errors import MismatchError
+from nearstep.errors import ArgumentError, MismatchError
 from nearstep.linux.nvme.admin import AdminCommands
 from nearstep.linux.nvme.controller import NvmeController
 from nearstep.linux.nvme.memory import MemoryNamespace
@@ -16,8 +17,33 @@ from nearstep.updater.updating import UpdatingDevice
 DRIVE, MEMORY, PROGRAMS = 1, 2, 3
 """NSIDs."""
 
+IN_PYTHON, CONTROLLERS = "python", "nearstep.controllers"
+"""Where queues are by default; group of entry points of packages that have them elsewhere."""
 
-def open_controller(url: str, drive: Path, memory_bytes: int, serial: str = "1") -> NvmeController:
+
+def controller_kind(queues: str) -> type[NvmeController]:
+    """Return the class of controllers whose queues are in Python, or where a package has them.
+
+    Raises
+    ------
+    ArgumentError : no installed package has them there.
+    """
+    found = {entry.name: entry for entry in entry_points(group=CONTROLLERS)}
+    if queues == IN_PYTHON:
+        return NvmeController
+    if queues not in found:
+        raise ArgumentError(f"queues must be one of {', '.join([IN_PYTHON, *found])}, not {queues}")
+    kind: type[NvmeController] = found[queues].load()
+    return kind
+
+
+def open_controller(
+    url: str,
+    drive: Path,
+    memory_bytes: int,
+    serial: str = "1",
+    kind: type[NvmeController] = NvmeController,
+) -> NvmeController:
     """Open a card, with a controller in front of it, which closes the card.
 
     Parameters
@@ -26,6 +52,7 @@ def open_controller(url: str, drive: Path, memory_bytes: int, serial: str = "1")
     drive : file of the NVM namespace, of whole blocks of 4 KiB.
     memory_bytes : of the card's memory that is the SLM namespace.
     serial : as of `NvmeController`.
+    kind : of the controller.
 
     Raises
     ------
@@ -44,7 +71,7 @@ def open_controller(url: str, drive: Path, memory_bytes: int, serial: str = "1")
         drive_space = DriveNamespace(drive)
         namespaces = (drive_space, memory, ProgramNamespace(memory))
         memory.see(namespaces)
-        return NvmeController(namespaces, AdminCommands, serial)
+        return kind(namespaces, AdminCommands, serial)
     except BaseException:
         card.close()
         if drive_space is not None:

@@ -14,13 +14,30 @@ from nearstep.linux.nvme.standard import (
     DO_NOT_RETRY,
     IO_QUEUES,
     PAGE_BYTES,
-    QUEUE_ENTRIES,
     Register,
     Status,
     StatusError,
 )
 from nearstep.linux.nvme.transfer import Command
 from nearstep.linux.pci import DmaError, Identity, Msix, PciFunction
+from nearstep_spec.nvme import (
+    AQA_MASK,
+    BAR_BYTES,
+    CAP,
+    COMMAND_SETS,
+    ENABLE,
+    FATAL,
+    MSIX_PENDING,
+    MSIX_TABLE,
+    NO_SUCH_DOORBELL,
+    NO_SUCH_VALUE,
+    READY,
+    SHUTDOWN_BUSY,
+    SHUTDOWN_DONE,
+)
+from nearstep_spec.nvme import COMPLETION_BYTES as COMPLETION_BYTES
+from nearstep_spec.nvme import ENTRY_BYTES as ENTRY_BYTES
+from nearstep_spec.nvme import VERSION as VERSION
 
 IDENTITY = Identity(
     vendor=0x1B36, device=0x0010, class_code=0x010802, revision=1,
@@ -28,14 +45,7 @@ IDENTITY = Identity(
 )  # fmt: skip
 """Vendor and device of QEMU's NVMe controller: Linux has quirks for some others."""
 
-BAR_BYTES, MSIX_TABLE, MSIX_PENDING = 0x4000, 0x2000, 0x3000
-CAP = (QUEUE_ENTRIES - 1) | 1 << 16 | 0x1E << 24 | 1 << 37 | 1 << 43
-"""Contiguous queues, 15 s to become ready, NVM alone or all I/O command sets, pages of 4 KiB."""
-
-VERSION = 0x00020100
-ENABLE, READY, FATAL, SHUTDOWN_BUSY, SHUTDOWN_DONE = 1, 1 << 0, 1 << 1, 1 << 2, 2 << 2
-ENTRY_BYTES, COMPLETION_BYTES, SERIAL_BYTES = 64, 16, 20
-NO_SUCH_DOORBELL, NO_SUCH_VALUE = 0, 1
+SERIAL_BYTES = 20
 
 
 @dataclass(eq=False)
@@ -230,7 +240,7 @@ class NvmeController(PciFunction):
         elif offset == Register.CC:
             self._configure(value)
         elif offset == Register.AQA:
-            held[Register.AQA] = value & 0x0FFF0FFF
+            held[Register.AQA] = value & AQA_MASK
         elif offset & ~4 in (Register.ASQ, Register.ACQ):
             base, shift = Register(offset & ~4), 8 * (offset & 4)
             held[base] = held[base] & ~(0xFFFFFFFF << shift) | value << shift
@@ -258,7 +268,7 @@ class NvmeController(PciFunction):
             any(base % PAGE_BYTES for base in bases)
             or min(sizes) < 2
             or mps_and_arbitration
-            or self.enabled_sets not in (0, 6)
+            or self.enabled_sets not in COMMAND_SETS
         ):
             self._status |= FATAL
             return
@@ -340,6 +350,39 @@ class NvmeController(PciFunction):
             self.counters.interrupts += 1
             self.bus.interrupt(to.vector)
 
+    def create_completions(self, queue: CompletionQueue) -> None:
+        """Create a queue, whose number is free."""
+        self.completions[queue.number] = queue
+
+    def create_submissions(self, queue: SubmissionQueue) -> None:
+        """Create a queue, whose number is free."""
+        self.submissions[queue.number] = queue
+
+    def delete_completions(self, number: int) -> None:
+        """Delete a queue that no other needs."""
+        del self.completions[number]
+
+    def delete_submissions(self, number: int) -> None:
+        """Delete a queue; its commands are aborted, the one in flight too.
+
+        Raises
+        ------
+        DmaError : the queue cannot be accessed.
+        """
+        gone = self.submissions.pop(number)
+        gone.alive = False
+        aborted: list[int] = []
+        if gone.flying is not None and gone.flying.alive:
+            gone.flying.alive = False
+            aborted.append(gone.flying.identifier)
+        while gone.pending:
+            entry = self.dma_read(gone.base + ENTRY_BYTES * gone.head, ENTRY_BYTES)
+            aborted.append(int.from_bytes(entry[2:4], "little"))
+            gone.head = (gone.head + 1) % gone.size
+        for identifier in aborted:
+            if not gone.completions.is_full:  # a completion of an aborted command is optional
+                self.post(gone, identifier, Status.ABORTED_BY_DELETION)
+
     def _next(self, admin: bool) -> SubmissionQueue | None:
         """A queue with an entry and room for its completion; I/O queues have turns."""
         if self._status & FATAL:
@@ -371,43 +414,54 @@ class NvmeController(PciFunction):
                 if self._closed:
                     return
                 shutting, self._shutting = admin and self._shutting, self._shutting and not admin
-                flight, entry = Flight(self), b""
-                if queue is not None:
-                    try:
-                        entry = flight.read(queue.base + ENTRY_BYTES * queue.head, ENTRY_BYTES)
-                    except DmaError:
-                        self.fail()
-                        continue
-                    queue.head = (queue.head + 1) % queue.size
-                    flight.identifier = int.from_bytes(entry[2:4], "little")
-                    queue.flying = flight
+                fetched = None if queue is None else self._fetch(queue)
             if shutting:
                 self._shut_down()
-            if queue is not None:
-                self._execute(admin, queue, Command(entry, flight), flight)
+            if queue is not None and fetched is not None:
+                self._execute(admin, queue, *fetched)
+
+    def _fetch(self, queue: SubmissionQueue) -> tuple[Command, Flight] | None:
+        """Fetch the next command of a queue; None if the queue cannot be accessed."""
+        flight = Flight(self)
+        try:
+            entry = flight.read(queue.base + ENTRY_BYTES * queue.head, ENTRY_BYTES)
+        except DmaError:
+            self.fail()
+            return None
+        queue.head = (queue.head + 1) % queue.size
+        flight.identifier = int.from_bytes(entry[2:4], "little")
+        queue.flying = flight
+        return Command(entry, flight), flight
 
     def _execute(
         self, admin: bool, queue: SubmissionQueue, command: Command, flight: Flight
     ) -> None:
-        status, result = Status.SUCCESS, 0
+        status = Status.SUCCESS
+        found: int | None
         try:
             found = (self.admin.execute if admin else self.admin.execute_io)(queue, command)
         except StatusError as refused:
             status, found = refused.status, 0
         except DmaError:  # of a queue
             self.fail()
-            return
+            found = None
         with self.lock:
             self.counters.commands += 1
             key = (queue.number and 1, command.opcode)
             self.counters.by_opcode[key] = self.counters.by_opcode.get(key, 0) + 1
-            while flight.alive and queue.completions.is_full and found is not None:
-                self.lock.wait()  # a deleted queue may have taken the room
-            if flight.alive and found is not None:
-                result = found
-                self.post(queue, command.identifier, status, result)
-            queue.flying = None
+            self._complete(queue, flight, status, found)
+            if queue.flying is flight:
+                queue.flying = None
             self.lock.notify_all()
+
+    def _complete(
+        self, queue: SubmissionQueue, flight: Flight, status: Status, found: int | None
+    ) -> None:
+        """Complete a command that was executed, unless it was aborted or `found` is None."""
+        while flight.alive and queue.completions.is_full and found is not None:
+            self.lock.wait()  # a deleted queue may have taken the room
+        if flight.alive and found is not None:
+            self.post(queue, flight.identifier, status, found)
 
     def _shut_down(self) -> None:
         for each in self.namespaces:

@@ -1,4 +1,5 @@
-"""Numbers of the NVMe specifications: registers, opcodes, statuses, sizes.
+"""Numbers of the NVMe specifications: opcodes and statuses; registers and sizes are in
+`nearstep_spec.nvme`.
 
 `Choice` is the one place for what public implementations disagree about, or what none shows; the
 texts of the command sets for Subsystem Local Memory and Computational Programs were not available.
@@ -9,16 +10,15 @@ from __future__ import annotations
 from enum import IntEnum
 
 from nearstep.errors import NearstepError
-
-PAGE_BYTES = 4096
-QUEUE_ENTRIES = 1024
-IO_QUEUES = 8
-MDTS = 9
-TRANSFER_BYTES = PAGE_BYTES << MDTS
-"""Most bytes of one command."""
+from nearstep_spec.nvme import DO_NOT_RETRY as DO_NOT_RETRY
+from nearstep_spec.nvme import IO_QUEUES as IO_QUEUES
+from nearstep_spec.nvme import MDTS as MDTS
+from nearstep_spec.nvme import PAGE_BYTES as PAGE_BYTES
+from nearstep_spec.nvme import QUEUE_ENTRIES as QUEUE_ENTRIES
+from nearstep_spec.nvme import TRANSFER_BYTES as TRANSFER_BYTES
+from nearstep_spec.nvme import Register as Register
 
 ALL_NAMESPACES = 0xFFFFFFFF
-DO_NOT_RETRY = 1 << 14
 
 
 class CommandSet(IntEnum):
@@ -27,19 +27,6 @@ class CommandSet(IntEnum):
     NVM = 0
     MEMORY = 3
     PROGRAMS = 4
-
-
-class Register(IntEnum):
-    """Offsets in BAR 0."""
-
-    CAP = 0x00
-    VS = 0x08
-    CC = 0x14
-    CSTS = 0x1C
-    AQA = 0x24
-    ASQ = 0x28
-    ACQ = 0x30
-    DOORBELLS = 0x1000
 
 
 class Admin(IntEnum):

@@ -1,0 +1,1 @@
+"""Queue engine of an NVMe controller."""

@@ -1,0 +1,1 @@
+"""The queue engine of an NVMe controller in simulation, below firmware in Python."""
