@@ -213,12 +213,8 @@ def main() -> None:
         found = boot(given.device, count=given.parameters, steps=given.steps, show=print)
     except (NearstepError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
-    counts = found.counters
     print(f"boot to power-off: {found.seconds:.1f} s")
-    print(
-        f"{counts.commands} commands, {counts.mmio_writes} writes and {counts.mmio_reads} reads of "
-        f"registers, {counts.interrupts} interrupts"
-    )
+    print(found.counters)
     wanted = sums_of_torch(given.parameters, given.steps)
     equal = wanted == list(found.sums)
     print(f"p, m and v {'equal' if equal else 'DIFFER FROM'} those of torch, fused, in every bit")
