@@ -104,6 +104,7 @@ class CardFunction(PciFunction):
 
     Attributes
     ----------
+    config : of the card.
     counters
     """
 
@@ -114,6 +115,7 @@ class CardFunction(PciFunction):
         bars = {REGISTER_BAR: REGISTER_BYTES, MEMORY_BAR: card.capacity_bytes}
         kinds = {REGISTER_BAR: BAR_32, MEMORY_BAR: BAR_64 | PREFETCHABLE}
         super().__init__(IDENTITY, bars, msix, kinds)
+        self.config = card.config
         self.counters = Counters()
         self._card = card
         card.claim(0, card.capacity_bytes)

@@ -2,7 +2,8 @@
 
 The guest looks at the card with Debian's nvme-cli, writes and reads the drive, and trains ten steps
 of AdamW on the card by standard commands. SHA-256 of p, m and v are compared with those of
-`torch.optim.AdamW(fused=True)`.
+`torch.optim.AdamW(fused=True)`. With `--front bars` it trains on the card's own BARs, with the
+driver that every device has.
 """
 
 from __future__ import annotations
@@ -23,19 +24,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from nearstep.backends.pci import PciOptions
+from nearstep.linux.bars import CardFunction, open_card
+from nearstep.linux.bars import Counters as BarCounters
 from nearstep.linux.nvme.card import open_controller
-from nearstep.linux.nvme.controller import Counters
+from nearstep.linux.nvme.controller import Counters, NvmeController
 from nearstep.linux.vfio_user import Server
 from nearstep_sim.linux.initramfs import Initramfs
 from nearstep_sim.linux.packages import LOADER, QEMU, VIRTIOFSD, PackagesError, unpacked
 from nearstep_spec.cache import cache_dir
+from nearstep_spec.codec import to_text
 from nearstep_spec.errors import NearstepError
 from nearstep_spec.rule.rules import OPTIMIZERS
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "nvme_adamw.c"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+EXAMPLE, SLOT_EXAMPLE = EXAMPLES / "nvme_adamw.c", EXAMPLES / "slot_adamw.py"
+SLOT = "0000:01:00.0"
+"""Of the card with its own BARs: below a root port, which can reset it."""
+
 MEMORY_MIB, CARD_MIB, DRIVE_MIB = 512, 16, 64
 PYTHON_MIB = 1536
 """Memory of a guest that imports torch."""
@@ -71,7 +81,7 @@ class Outcome:
 
     console: str
     seconds: float
-    counters: Counters
+    counters: Counters | BarCounters
     sums: Sequence[str]
 
 
@@ -103,7 +113,8 @@ def sums_of_torch(count: int, steps: int) -> list[str]:
 
 
 def boot(
-    url: str, *, count: int, steps: int, kills: Sequence[float] = (), python: Sequence[str] = (),
+    url: str, *, count: int, steps: int, front: Literal["nvme", "bars"] = "nvme",
+    kills: Sequence[float] = (), python: Sequence[str] = (),
     show: Callable[[str], None] = lambda line: None,
 ) -> Outcome:  # fmt: skip
     """Boot a guest in front of a card, and let it train.
@@ -112,6 +123,7 @@ def boot(
     ----------
     url : of the card.
     count, steps : parameters, and steps of AdamW.
+    front : as `nearstep card serve` has it; with `bars` the guest runs `examples/slot_adamw.py`.
     kills : for each a guest is started first, and QEMU killed after so many seconds; the card stays
         open.
     python : a program and its arguments, which this interpreter runs in the guest behind the other
@@ -128,15 +140,21 @@ def boot(
     files = unpacked()
     with tempfile.TemporaryDirectory(prefix="nearstep-linux-") as name:
         folder = Path(name)
-        arguments = f"{OPTIMIZERS['adam'].by_rule['adam'].digest} {count} {steps}"
-        made = _initramfs(files, folder, arguments)
+        made = _initramfs(files)
+        controller: CardFunction | NvmeController
+        if front == "bars":
+            controller = open_card(url)
+            python = [str(SLOT_EXAMPLE), slot_name(controller, SLOT), str(count), str(steps)]
+        else:
+            arguments = f"{OPTIMIZERS['adam'].by_rule['adam'].digest} {count} {steps}"
+            _add_nvme(made, files, folder, arguments)
+            drive = folder / "drive"
+            with drive.open("wb") as file:
+                file.truncate(DRIVE_MIB << 20)
+            controller = open_controller(url, drive, CARD_MIB << 20)
         if python:
             made.add("python", shlex.join(_command(python)).encode())
         (folder / "initramfs").write_bytes(made.archive())
-        drive = folder / "drive"
-        with drive.open("wb") as file:
-            file.truncate(DRIVE_MIB << 20)
-        controller = open_controller(url, drive, CARD_MIB << 20)
         server = Server(controller, folder / "card")
         thread = threading.Thread(target=server.serve)
         thread.start()
@@ -145,7 +163,8 @@ def boot(
                 _run(files, folder, lambda line: None, each)
             begin = time.monotonic()
             with _shared(files, folder) if python else nullcontext(()) as more:
-                console = _run(files, folder, show, LIMIT_S, more)
+                below = front == "bars"
+                console = _run(files, folder, show, LIMIT_S, more, below_port=below)
             seconds = time.monotonic() - begin
         finally:
             server.stop()
@@ -195,8 +214,22 @@ def _shared(files: Path, folder: Path) -> Iterator[list[str]]:
         process.wait()
 
 
-def _initramfs(files: Path, folder: Path, arguments: str) -> Initramfs:
-    """The guest's filesystem: init, busybox, nvme-cli with its libraries, the example."""
+def slot_name(function: CardFunction, slot: str) -> str:
+    """Name of the device in a guest that has a function in a slot."""
+    options = to_text(PciOptions(card=function.config))
+    return f"pci:{slot}?" + "&".join(f"{key}={text}" for key, text in options.items())
+
+
+def _initramfs(files: Path) -> Initramfs:
+    """The guest's filesystem: init and busybox."""
+    made = Initramfs()
+    made.add("init", (Path(__file__).parent / "init.sh").read_bytes())
+    made.add("bin/busybox", (files / "busybox").read_bytes())
+    return made
+
+
+def _add_nvme(made: Initramfs, files: Path, folder: Path, arguments: str) -> None:
+    """Add what drives an NVMe device: nvme-cli with its libraries, and the example."""
     program = folder / "nvme_adamw"
     command = ["gcc", "-static", "-O2", str(EXAMPLE), "-o", str(program), "-lm"]
     try:
@@ -205,27 +238,25 @@ def _initramfs(files: Path, folder: Path, arguments: str) -> Initramfs:
         raise PackagesError(f"compile {EXAMPLE.name}", "gcc is not installed") from None
     if done.returncode:
         raise PackagesError(f"compile {EXAMPLE.name}", done.stderr.strip()[-500:])
-    made = Initramfs()
-    made.add("init", (Path(__file__).parent / "init.sh").read_bytes())
     made.add("bin/nvme_adamw", program.read_bytes())
     made.add("arguments", arguments.encode())
-    for each in ("busybox", "nvme"):
-        made.add(f"bin/{each}", (files / each).read_bytes())
+    made.add("bin/nvme", (files / "nvme").read_bytes())
     names = (files / "nvme.libraries").read_text().split()
     for each in (*names, LOADER):
         made.add(f"lib/{each}", (files / "lib" / each).read_bytes())
     made.link(f"lib64/{LOADER}", f"/lib/{LOADER}")
-    return made
 
 
 def _run(
     files: Path, folder: Path, show: Callable[[str], None], limit_s: float,
-    more: Sequence[str] = (),
+    more: Sequence[str] = (), *, below_port: bool = False,
 ) -> str:  # fmt: skip
     """Run QEMU until the guest powers off, or for `limit_s`; return all of its console."""
     memory_mib = PYTHON_MIB if more else MEMORY_MIB
     at = {"type": "unix", "path": str(folder / "card")}
-    device = json.dumps({"driver": "vfio-user-pci", "addr": "1", "socket": at})
+    place = {"bus": "below"} if below_port else {"addr": "1"}
+    device = json.dumps({"driver": "vfio-user-pci", "socket": at, **place})
+    port = ["-device", "pcie-root-port,id=below,addr=1,chassis=1"] if below_port else []
     command = [
         str(files / "lib" / LOADER), "--library-path", str(files / "lib"), str(files / QEMU),
         "-L", str(files / "share"), "-nodefaults", "-no-user-config", "-display", "none",
@@ -233,7 +264,7 @@ def _run(
         "-cpu", "max", "-smp", "1",
         "-object", f"memory-backend-memfd,id=m,size={memory_mib}M,share=on", "-m", f"{memory_mib}M",
         "-kernel", str(files / "vmlinuz"), "-initrd", str(folder / "initramfs"),
-        "-append", COMMAND_LINE, "-serial", "stdio", "-device", device, *more,
+        "-append", COMMAND_LINE, "-serial", "stdio", *port, "-device", device, *more,
     ]  # fmt: skip
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -264,11 +295,14 @@ def main() -> None:
     """Boot, print the transcript, and compare with torch."""
     parser = argparse.ArgumentParser(description=__doc__, prog="make linux")
     parser.add_argument("--device", default="golden:smartssd", help="the card")
+    parser.add_argument("--front", choices=("nvme", "bars"), default="nvme")
     parser.add_argument("--parameters", type=int, default=65536 + 16)
     parser.add_argument("--steps", type=int, default=10)
     given = parser.parse_args()
     try:
-        found = boot(given.device, count=given.parameters, steps=given.steps, show=print)
+        found = boot(
+            given.device, count=given.parameters, steps=given.steps, front=given.front, show=print
+        )
     except (NearstepError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     print(f"boot to power-off: {found.seconds:.1f} s")

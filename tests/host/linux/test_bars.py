@@ -464,7 +464,7 @@ def test_what_is_no_card_in_a_slot_is_said(sysfs: Path) -> None:
     with pytest.raises(MismatchError, match=r"BAR 2 of 0000:01:00\.0 must be 1048576 bytes"):
         open_device(sysfs.name, {"memory_bytes": "1MiB", "lanes": "4", "chunk_bytes": "512"})
     options = {"memory_bytes": "64KiB", "lanes": "4", "chunk_bytes": "512"}
-    with pytest.raises(MismatchError, match="updater0.id must be 0x55504454"):
+    with pytest.raises(MismatchError, match=r"updater0\.id must be 0x55504454"):
         drive(open_device(sysfs.name, options), "pci:test")
     (sysfs / "resource0").write_bytes(b"\xff" * 0x2000)
     with pytest.raises(SilentCardError):
