@@ -71,9 +71,8 @@ class ResourceSlot:
 
     Raises
     ------
-    UrlError : there is no such function.
+    UrlError : there is no such function, or its files cannot be opened.
     MismatchError : a driver has it, or its BARs are others.
-    OSError : the files cannot be opened.
     """
 
     def __init__(self, name: str, memory_bytes: int) -> None:
@@ -84,13 +83,16 @@ class ResourceSlot:
         if driver.exists():
             raise MismatchError(f"driver of {name}", "none", driver.resolve().name)
         enabled = self._folder / "enable"
-        if int(enabled.read_text()) == 0:
-            enabled.write_text("1")
         self._views: dict[int, dict[str, memoryview]] = {}
         self._open = ExitStack()
         try:
+            if int(enabled.read_text()) == 0:
+                enabled.write_text("1")
             for bar, least in ((REGISTER_BAR, REGISTER_BYTES), (MEMORY_BAR, memory_bytes)):
                 self._map(bar, least)
+        except OSError as error:
+            self._open.close()
+            raise UrlError(f"pci:{name}", f"{error.filename}: {error.strerror}") from error
         except BaseException:
             self._open.close()
             raise
@@ -246,7 +248,7 @@ def open_device(name: str, options: dict[str, str]) -> PciBackend:
     Raises
     ------
     OptionError
-    UrlError, MismatchError, OSError : as `ResourceSlot`.
+    UrlError, MismatchError : as `ResourceSlot`.
     SilentCardError
     """
     card = parse_options(PciOptions, f"pci:{name}", options).card

@@ -469,6 +469,9 @@ def test_what_is_no_card_in_a_slot_is_said(sysfs: Path) -> None:
     (sysfs / "resource0").write_bytes(b"\xff" * 0x2000)
     with pytest.raises(SilentCardError):
         open_device(sysfs.name, options)
+    (sysfs / "enable").unlink()
+    with pytest.raises(UrlError, match="enable: No such file"):
+        open_device(sysfs.name, options)
     (sysfs / "driver").mkdir()
     with pytest.raises(MismatchError, match=r"driver of 0000:01:00\.0 must be none, not driver"):
         open_device(sysfs.name, options)
