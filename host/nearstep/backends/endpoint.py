@@ -16,6 +16,15 @@ class EndpointBackend(Backend):
 
     config: SmartssdConfig
 
+    @abstractmethod
+    def flush(self) -> None:
+        """Wait for posted writes to memory.
+
+        Raises
+        ------
+        PostedWriteError : one has failed.
+        """
+
     @property
     @abstractmethod
     def messages(self) -> int:

@@ -178,7 +178,7 @@ class CardFunction(PciFunction):
         while life is self._life:
             try:
                 return access()
-            except PostedWriteError as error:  # of an earlier write; nothing was accessed now
+            except PostedWriteError as error:  # of an earlier write; this access is made again
                 self._refuse(error)
             except NearstepError as error:
                 self._refuse(error)
@@ -216,7 +216,9 @@ class CardFunction(PciFunction):
         if number == MEMORY_BAR:
             self._card.write_memory(offset, np.frombuffer(data, np.uint8))
             return
-        for at in _words(offset, len(data)):
+        words = _words(offset, len(data))
+        self._card.flush()  # so that no error of another write makes this one be made twice
+        for at in words:
             word = data[at - offset :][:4]
             self._card.write_register(at, int.from_bytes(word, "little"))
             if at == self._start:

@@ -348,6 +348,23 @@ def test_a_failed_read_of_memory_is_all_ones_and_a_failed_write_is_noted(served:
 
 
 @each_card
+def test_a_write_that_failed_before_start_does_not_start_a_run_twice(served: Served) -> None:
+    with served.opened() as device:
+        slot = slot_of(device)
+        event = slot.listen()
+        run_once(device, 4).wait()
+        assert wait_for(event) == 1
+        served.card.inject(Injection(kind="slverr", write=True, host=True, base=MEMORY_BYTES - 64))
+        slot.write(MEMORY_BAR, MEMORY_BYTES - 8, b"abcdefgh")
+        slot.client.write(CONFIG_REGION, 0x42, b"\x00\x80")  # time passes: the write has failed
+        slot.write(REGISTER_BAR, served.function._start, b"\1\0\0\0")  # the same run again
+        assert wait_for(event) == 1
+        slot.read(REGISTER_BAR, 0, 4)
+    assert served.function.counters.refused == 1
+    assert served.function.counters.interrupts == 2
+
+
+@each_card
 def test_a_kernel_that_reads_what_nobody_wrote_stops_the_card_until_a_reset(
     served: Served,
 ) -> None:
