@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from nearstep.linux.bars import Counters as BarCounters
+from nearstep.linux.nvme.controller import Counters
 from nearstep_sim.linux.guest import boot, numbers, sums_of_torch
 from nearstep_sim.linux.initramfs import Initramfs
 from nearstep_sim.linux.packages import PackagesError
@@ -20,6 +22,7 @@ times, and counts of interrupts.
 """
 
 RTL = "sim:smartssd?lanes=4&chunk_bytes=512&memory_bytes=32MiB"
+SMALL = "lanes=4&chunk_bytes=512&memory_bytes=4MiB"
 
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
@@ -49,6 +52,7 @@ def test_a_stock_linux_trains_ten_steps_with_torchs_bits(url: str, count: int, q
         pytest.skip(str(error))
     assert list(found.sums) == sums_of_torch(count, 10)
     counters = found.counters
+    assert isinstance(counters, Counters)
     assert counters.by_opcode[1, 1] >= 10 + 16  # Execute, and writes of the drive
     assert counters.by_opcode[0, 0x89] == counters.by_opcode[0, 0x88] == 1
     assert counters.completions == counters.commands
@@ -72,7 +76,27 @@ def test_a_guest_trains_after_others_were_killed_at_random_moments(queues: str) 
     except PackagesError as error:
         pytest.skip(str(error))
     assert list(found.sums) == sums_of_torch(4112, 10)
+    assert isinstance(found.counters, Counters)
     assert found.counters.by_opcode[0, 0x89] >= 1
+
+
+@like_torch
+@pytest.mark.deep
+@pytest.mark.parametrize(("url", "count"), [
+    (f"golden:smartssd?{SMALL}", 4112), (f"sim:smartssd?{SMALL}&bus=pcie", 4112),
+])  # fmt: skip
+def test_the_driver_in_a_guest_trains_on_the_cards_own_bars(url: str, count: int) -> None:
+    try:
+        found = boot(url, count=count, steps=10, front="bars")
+    except PackagesError as error:
+        pytest.skip(str(error))
+    assert list(found.sums) == sums_of_torch(count, 10)
+    assert "PCI_ID=10EE:9034" in found.console
+    counters = found.counters
+    assert isinstance(counters, BarCounters)
+    assert (counters.refused, counters.unanswered) == (0, 0), counters
+    assert counters.writes > (3 + 10) * count / 2  # stores of 8 bytes
+    assert counters.reads > 3 * count / 2
 
 
 def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 from nearstep.errors import ArgumentError, DeviceError
@@ -13,6 +14,8 @@ from nearstep.errors import ArgumentError, DeviceError
 CONFIG_BYTES = 256
 BAR_COUNT = 6
 MSIX_OFFSET = 0x40
+MSIX_CONTROL, MSIX_ENABLE, MSIX_MASK = MSIX_OFFSET + 2, 1 << 15, 1 << 14
+BAR_32, BAR_64, PREFETCHABLE = 0, 0b100, 0b1000
 COMMAND, MEMORY_SPACE, BUS_MASTER = 0x04, 1 << 1, 1 << 2
 
 
@@ -86,7 +89,7 @@ class Msix:
 
 
 class PciFunction(ABC):
-    """A function with memory BARs of 64 bits.
+    """A function with memory BARs.
 
     The server of a virtual machine, or a test, connects a `bus`. Accesses arrive from one thread;
     they return at once, because a virtual processor waits for them: work is done in other threads.
@@ -94,13 +97,26 @@ class PciFunction(ABC):
     Parameters
     ----------
     bars : size in bytes of each BAR, by its even number; powers of two of at least 4096.
+    kinds : type bits of BARs that are not plain ones of 64 bits.
+
+    Attributes
+    ----------
+    access_bytes : most bytes of an access of a BAR.
 
     Raises
     ------
     ArgumentError : a number or size of a BAR is invalid.
     """
 
-    def __init__(self, identity: Identity, bars: dict[int, int], msix: Msix) -> None:
+    access_bytes = 1 << 20
+
+    def __init__(
+        self,
+        identity: Identity,
+        bars: dict[int, int],
+        msix: Msix,
+        kinds: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         for number, nbytes in bars.items():
             if number not in (0, 2, 4) or nbytes < 4096 or nbytes & (nbytes - 1):
                 raise ArgumentError(f"BAR {number} of {nbytes} bytes is not possible")
@@ -108,6 +124,7 @@ class PciFunction(ABC):
         self.msix = msix
         self.bus: Bus = NoBus()
         self._identity = identity
+        self._kinds = kinds
         self._config = bytearray(CONFIG_BYTES)
         self._writable = bytearray(CONFIG_BYTES)
         self._make_config()
@@ -119,12 +136,14 @@ class PciFunction(ABC):
                          who.revision, who.class_code.to_bytes(3, "little"))  # fmt: skip
         struct.pack_into("<HHIB", fields, 0x2C, who.subsystem_vendor, who.subsystem, 0, MSIX_OFFSET)
         for number, nbytes in self.bars.items():
-            fields[0x10 + 4 * number] = 0b100  # memory, 64 bits
-            struct.pack_into("<Q", self._writable, 0x10 + 4 * number, (1 << 64) - nbytes)
+            at, kind = 0x10 + 4 * number, self._kinds.get(number, BAR_64)
+            fields[at] = kind
+            width = 8 if kind & BAR_64 else 4
+            self._writable[at : at + width] = ((1 << 64) - nbytes).to_bytes(8, "little")[:width]
         where = self.msix
         struct.pack_into("<BBHII", fields, MSIX_OFFSET, 0x11, 0, where.vectors - 1,
                          where.table | where.bar, where.pending | where.bar)  # fmt: skip
-        struct.pack_into("<H", self._writable, MSIX_OFFSET + 2, 0xC000)
+        struct.pack_into("<H", self._writable, MSIX_CONTROL, MSIX_ENABLE | MSIX_MASK)
         struct.pack_into("<H", self._writable, COMMAND, MEMORY_SPACE | BUS_MASTER | 1 << 10)
         self._writable[0x0C] = self._writable[0x3C] = 0xFF
 

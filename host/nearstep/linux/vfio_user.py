@@ -26,8 +26,7 @@ from nearstep.errors import MismatchError
 from nearstep.linux.pci import CONFIG_BYTES, DmaError, PciFunction, sizes
 
 HEADER = struct.Struct("<HHIII")
-TRANSFER_BYTES = 1 << 20
-MESSAGE_BYTES = TRANSFER_BYTES + 64
+MESSAGE_BYTES = (1 << 20) + 64
 MESSAGE_FDS = 16
 MAPS = 512
 CONFIG_REGION, REGIONS = 7, 9
@@ -284,7 +283,7 @@ class Server:
             raise _MessageError(errno.EINVAL) from None
         if major != 0 or not known:
             raise _MessageError(errno.EINVAL)
-        mine = {"max_msg_fds": MESSAGE_FDS, "max_data_xfer_size": TRANSFER_BYTES,
+        mine = {"max_msg_fds": MESSAGE_FDS, "max_data_xfer_size": self.function.access_bytes,
                 "max_dma_maps": MAPS}  # fmt: skip
         answer = json.dumps({"capabilities": mine}).encode() + b"\0"
         return struct.pack("<HH", 0, min(minor, 1)) + answer
@@ -381,7 +380,8 @@ class Server:
         return CONFIG_BYTES if index == CONFIG_REGION else [*sizes(self.function), 0, 0, 0][index]
 
     def _check_access(self, region: int, offset: int, count: int) -> None:
-        if not 0 < count <= TRANSFER_BYTES or offset + count > self._region_bytes(region):
+        too_many = not 0 < count <= self.function.access_bytes
+        if too_many or offset + count > self._region_bytes(region):
             raise _MessageError(errno.EINVAL)
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from nearstep.backends.base import Backend, Completion, Ended, Poll
 from nearstep.backends.emulated import Injection
+from nearstep.backends.endpoint import EndpointBackend
 from nearstep.backends.peer import FailedPeerTransfer, PeerTraffic
 from nearstep.errors import (
     RESPONSES,
@@ -42,7 +43,7 @@ def open_golden(options: GoldenCardOptions) -> BarBackend | CardArray:
     return array_of(options, lambda: GoldenCard(options))
 
 
-class GoldenCard(GoldenBackend, BarBackend):
+class GoldenCard(GoldenBackend, BarBackend, EndpointBackend):
     """A card without a clock. A posted write is in memory at once."""
 
     family = "smartssd"
@@ -56,6 +57,7 @@ class GoldenCard(GoldenBackend, BarBackend):
         self._peer_traffic = BarTraffic()
         self._armed: list[ArmedInjection] = []
         self._failed: PostedWriteError | None = None
+        self._sent, self._pending, self._ends, self._may_send = 0, False, 0, True
         super().__init__(self.config.memory_bytes, make_taker(options.engine))
 
     def _make_channels(self) -> Sequence[GoldenChannel]:
@@ -72,6 +74,19 @@ class GoldenCard(GoldenBackend, BarBackend):
     @property
     def peer_traffic(self) -> PeerTraffic:
         return PeerTraffic(**vars(self._peer_traffic))
+
+    @property
+    def messages(self) -> int:
+        ends = self._channels[0].kernel.ends
+        self._pending |= ends != self._ends
+        self._ends = ends
+        if self._pending and self._may_send:
+            self._pending = False
+            self._sent += 1
+        return self._sent
+
+    def allow_messages(self, *, enabled: bool, masked: bool) -> None:
+        self._may_send = enabled and not masked
 
     def read_register(self, address: int) -> int:
         self.check_register(address)
@@ -162,6 +177,7 @@ class GoldenCard(GoldenBackend, BarBackend):
     def reset(self) -> None:
         super().reset()
         self._failed = None
+        self._pending, self._ends = False, self._channels[0].kernel.ends
 
     def inject(self, injection: Injection) -> None:
         if injection.host or injection.peer:

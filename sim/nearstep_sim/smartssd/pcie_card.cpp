@@ -76,6 +76,12 @@ class PcieCard final : public HostedCard<PcieHost> {
     }
     PcieCounters pcie_counters() const { return host_.shown(); }
 
+    // What configuration space says of MSI-X; kept by a reset of the card.
+    void allow_messages(bool enabled, bool masked) {
+        shell().cfg_interrupt_msix___05Fenable = enabled_ = enabled;
+        shell().cfg_interrupt_msix___05Fmask = masked_ = masked;
+    }
+
     // Counters of the endpoint: dropped posted requests, failed writes, and completions with an
     // error status.
     void endpoint_counters(std::uint32_t* dropped, std::uint32_t* writes, std::uint32_t* reads) {
@@ -106,8 +112,7 @@ class PcieCard final : public HostedCard<PcieHost> {
         port.m_axis_cq___05Ftvalid = 0;
         port.s_axis_cc___05Ftready = 1;
         port.cfg_max_payload = max_payload_;
-        port.cfg_interrupt_msix___05Fenable = 1;
-        port.cfg_interrupt_msix___05Fmask = 0;
+        allow_messages(enabled_, masked_);
         port.cfg_interrupt_msix___05Fsent = port.cfg_interrupt_msix___05Ffail = 0;
         reset_shell();
         const BarCounters before = host_.counters;
@@ -188,6 +193,7 @@ class PcieCard final : public HostedCard<PcieHost> {
     std::uint64_t refused_before_ = 0;
     std::uint64_t asked_ = 0;  // address of the register being read
     bool flushing_ = false;    // before the write of a register
+    bool enabled_ = true, masked_ = false;  // MSI-X
 };
 
 PcieCard& card(ShellDevice* device) { return *static_cast<PcieCard*>(device); }
@@ -219,6 +225,10 @@ std::uint64_t card_completion(nearstep::ShellDevice* device, std::uint32_t* word
 
 void card_pcie_counters(nearstep::ShellDevice* device, nearstep::PcieCounters* counters) {
     *counters = nearstep::card(device).pcie_counters();
+}
+
+void card_allow_messages(nearstep::ShellDevice* device, std::int32_t enabled, std::int32_t masked) {
+    nearstep::card(device).allow_messages(enabled, masked);
 }
 
 void card_endpoint_counters(nearstep::ShellDevice* device, std::uint32_t* dropped,

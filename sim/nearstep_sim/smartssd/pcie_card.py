@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.backends.endpoint import EndpointBackend
 from nearstep.errors import ArgumentError
 from nearstep_sim.smartssd.array import CardArray
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarBackend
@@ -78,7 +79,7 @@ def open_pcie_card(options: PcieCardOptions) -> BarBackend | CardArray:
     return cards_of(options, PcieCardBackend)
 
 
-class PcieCardBackend(CardBackend):
+class PcieCardBackend(CardBackend, EndpointBackend):
     """A card of which every cycle is simulated, from its PCIe streams to the port of its DRAM.
 
     The PCIe block is a model: it forwards packets of host and drive to the card and checks the
@@ -154,6 +155,13 @@ class PcieCardBackend(CardBackend):
         self._lib.card_endpoint_counters(self._device, *map(ctypes.byref, found))
         dropped, writes, reads = (each.value for each in found)
         return dropped, writes, reads
+
+    @property
+    def messages(self) -> int:
+        return self.pcie_counters["messages"]
+
+    def allow_messages(self, *, enabled: bool, masked: bool) -> None:
+        self._lib.card_allow_messages(self._device, enabled, masked)
 
     def send(self, words: NDArray[np.uint32]) -> None:
         """Send a packet of another device over the link, with any contents.

@@ -94,6 +94,7 @@ class GoldenKernel:
     Attributes
     ----------
     port : a `GoldenPort`.
+    ends : number of runs that have ended.
     fault : first error of the run, a `Fault`; its cause is NONE while there is none.
     found_inf, sum_of_squares : outcome of a scan, the sum as a pattern of binary64.
     """
@@ -115,6 +116,7 @@ class GoldenKernel:
         self._memory = memory
         self._engines = engines
         self._value = value
+        self.ends = 0
         self.reset()
 
     def reset(self) -> None:
@@ -218,6 +220,7 @@ class GoldenKernel:
 
     def _finish(self) -> None:
         self.busy = False
+        self.ends += 1
         self.done = self.fault.cause is ErrorCause.NONE
 
     def _nothing(self) -> None:

@@ -119,6 +119,12 @@ class Counters:
     interrupts: int = 0
     by_opcode: dict[tuple[int, int], int] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return (
+            f"{self.commands} commands, {self.mmio_writes} writes and {self.mmio_reads} reads of "
+            f"registers, {self.interrupts} interrupts"
+        )
+
 
 class Commands(Protocol):
     """Executes commands, without knowledge of registers and entries of queues."""
