@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
+import shlex
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,14 +30,18 @@ from nearstep.linux.nvme.card import open_controller
 from nearstep.linux.nvme.controller import Counters
 from nearstep.linux.vfio_user import Server
 from nearstep_sim.linux.initramfs import Initramfs
-from nearstep_sim.linux.packages import LOADER, QEMU, PackagesError, unpacked
+from nearstep_sim.linux.packages import LOADER, QEMU, VIRTIOFSD, PackagesError, unpacked
+from nearstep_spec.cache import cache_dir
 from nearstep_spec.errors import NearstepError
 from nearstep_spec.rule.rules import OPTIMIZERS
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "nvme_adamw.c"
 MEMORY_MIB, CARD_MIB, DRIVE_MIB = 512, 16, 64
+PYTHON_MIB = 1536
+"""Memory of a guest that imports torch."""
+
 LIMIT_S = 280
-COMMAND_LINE = "console=ttyS0 quiet panic=-1 nokaslr random.trust_cpu=on"
+COMMAND_LINE = "console=ttyS0 quiet panic=-1 nokaslr random.trust_cpu=on no_timer_check"
 
 
 class GuestError(NearstepError, RuntimeError):
@@ -95,7 +103,7 @@ def sums_of_torch(count: int, steps: int) -> list[str]:
 
 
 def boot(
-    url: str, *, count: int, steps: int, kills: Sequence[float] = (),
+    url: str, *, count: int, steps: int, kills: Sequence[float] = (), python: Sequence[str] = (),
     show: Callable[[str], None] = lambda line: None,
 ) -> Outcome:  # fmt: skip
     """Boot a guest in front of a card, and let it train.
@@ -106,6 +114,9 @@ def boot(
     count, steps : parameters, and steps of AdamW.
     kills : for each a guest is started first, and QEMU killed after so many seconds; the card stays
         open.
+    python : a program and its arguments, which this interpreter runs in the guest behind the other
+        commands, with the packages of this process: the guest has the files of this machine,
+        read-only, at their paths. Only /dev/shm can be written.
     show : is given each line of the console between BEGIN and END.
 
     Raises
@@ -118,7 +129,10 @@ def boot(
     with tempfile.TemporaryDirectory(prefix="nearstep-linux-") as name:
         folder = Path(name)
         arguments = f"{OPTIMIZERS['adam'].by_rule['adam'].digest} {count} {steps}"
-        (folder / "initramfs").write_bytes(_initramfs(files, folder, arguments))
+        made = _initramfs(files, folder, arguments)
+        if python:
+            made.add("python", shlex.join(_command(python)).encode())
+        (folder / "initramfs").write_bytes(made.archive())
         drive = folder / "drive"
         with drive.open("wb") as file:
             file.truncate(DRIVE_MIB << 20)
@@ -130,7 +144,8 @@ def boot(
             for each in kills:
                 _run(files, folder, lambda line: None, each)
             begin = time.monotonic()
-            console = _run(files, folder, show, LIMIT_S)
+            with _shared(files, folder) if python else nullcontext(()) as more:
+                console = _run(files, folder, show, LIMIT_S, more)
             seconds = time.monotonic() - begin
         finally:
             server.stop()
@@ -142,7 +157,45 @@ def boot(
     return Outcome(console, seconds, controller.counters, sums)
 
 
-def _initramfs(files: Path, folder: Path, arguments: str) -> bytes:
+def _command(python: Sequence[str]) -> list[str]:
+    """The command that runs a program of this machine in the guest, below its root."""
+    variables = {
+        "PATH": os.defpath,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "NEARSTEP_CACHE": str(cache_dir()),
+        "NEARSTEP_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": "/dev/shm",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    given = [f"{name}={value}" for name, value in variables.items()]
+    return ["env", "-i", *given, "chroot", "/host", sys.executable, *python]
+
+
+@contextmanager
+def _shared(files: Path, folder: Path) -> Iterator[list[str]]:
+    """Serve the files of this machine, read-only, to one guest; QEMU's arguments."""
+    path = folder / "files"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(1)
+        command = [
+            str(files / "lib" / LOADER), "--library-path", str(files / "lib"),
+            str(files / VIRTIOFSD), "--fd", str(server.fileno()), "--shared-dir", "/",
+            "--readonly", "--sandbox", "none", "--log-level", "error",
+        ]  # fmt: skip
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[server.fileno()])
+    try:
+        yield [
+            "-chardev", f"socket,id=files,path={path}",
+            "-device", "vhost-user-fs-pci,chardev=files,tag=host,addr=2",
+        ]  # fmt: skip
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _initramfs(files: Path, folder: Path, arguments: str) -> Initramfs:
     """The guest's filesystem: init, busybox, nvme-cli with its libraries, the example."""
     program = folder / "nvme_adamw"
     command = ["gcc", "-static", "-O2", str(EXAMPLE), "-o", str(program), "-lm"]
@@ -162,20 +215,25 @@ def _initramfs(files: Path, folder: Path, arguments: str) -> bytes:
     for each in (*names, LOADER):
         made.add(f"lib/{each}", (files / "lib" / each).read_bytes())
     made.link(f"lib64/{LOADER}", f"/lib/{LOADER}")
-    return made.archive()
+    return made
 
 
-def _run(files: Path, folder: Path, show: Callable[[str], None], limit_s: float) -> str:
+def _run(
+    files: Path, folder: Path, show: Callable[[str], None], limit_s: float,
+    more: Sequence[str] = (),
+) -> str:  # fmt: skip
     """Run QEMU until the guest powers off, or for `limit_s`; return all of its console."""
-    device = f'{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{folder / "card"}"}}}}'
+    memory_mib = PYTHON_MIB if more else MEMORY_MIB
+    at = {"type": "unix", "path": str(folder / "card")}
+    device = json.dumps({"driver": "vfio-user-pci", "addr": "1", "socket": at})
     command = [
         str(files / "lib" / LOADER), "--library-path", str(files / "lib"), str(files / QEMU),
         "-L", str(files / "share"), "-nodefaults", "-no-user-config", "-display", "none",
         "-machine", "q35,memory-backend=m,accel=tcg", "-no-reboot",
         "-cpu", "max", "-smp", "1",
-        "-object", f"memory-backend-memfd,id=m,size={MEMORY_MIB}M,share=on", "-m", f"{MEMORY_MIB}M",
+        "-object", f"memory-backend-memfd,id=m,size={memory_mib}M,share=on", "-m", f"{memory_mib}M",
         "-kernel", str(files / "vmlinuz"), "-initrd", str(folder / "initramfs"),
-        "-append", COMMAND_LINE, "-serial", "stdio", "-device", device,
+        "-append", COMMAND_LINE, "-serial", "stdio", "-device", device, *more,
     ]  # fmt: skip
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

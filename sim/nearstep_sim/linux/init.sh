@@ -38,6 +38,14 @@ run "dd if=$drive of=back bs=64k count=16 iflag=direct"
 run "cmp some back && echo equal"
 run "nvme_adamw $(cat /arguments)"
 run "sha256sum p m v"
+if [ -f /python ]; then
+    mkdir -p /host
+    mount -t virtiofs -o ro host /host
+    for each in dev proc sys; do mount --bind /$each /host/$each; done
+    mkdir -p /dev/shm
+    mount -t tmpfs shm /dev/shm
+    run "sh /python"
+fi
 run "grep nvme0 /proc/interrupts"
 cd /sys/bus/pci/drivers/nvme
 run "echo 0000:00:01.0 > unbind; ls /dev/ng0n* 2>/dev/null | wc -l"

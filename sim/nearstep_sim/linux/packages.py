@@ -21,7 +21,7 @@ from nearstep_spec.errors import NearstepError
 MIRROR = "http://deb.debian.org/debian"
 RELEASE, BACKPORTS = "trixie", "trixie-backports"
 KEYRINGS = "/usr/share/keyrings"
-INSTALLED = ("qemu-system-x86", "nvme-cli")
+INSTALLED = ("qemu-system-x86", "nvme-cli", "virtiofsd")
 """Packages whose dependencies are fetched, too. QEMU has a client of vfio-user from 10.1 on."""
 
 KERNEL = "linux-image-cloud-amd64"
@@ -29,10 +29,11 @@ KERNEL = "linux-image-cloud-amd64"
 
 ALONE = ("busybox-static",)
 QEMU = "qemu-system-x86_64"
+VIRTIOFSD = "virtiofsd"
 LOADER = "ld-linux-x86-64.so.2"
 """Of the packages' libc: this machine's may be older."""
 
-LAYOUT = 3
+LAYOUT = 4
 """Raised when the content of the folder changes."""
 
 
@@ -130,7 +131,8 @@ def _fetch(folder: Path) -> Path:
     shutil.copy(root / "usr/bin/busybox", made)
     libraries = root / "usr/lib/x86_64-linux-gnu"
     loader = str(root / "usr/lib64" / LOADER)
-    for program in (root / "usr/bin" / QEMU, root / "usr/sbin/nvme"):
+    for place in (f"bin/{QEMU}", "sbin/nvme", f"libexec/{VIRTIOFSD}"):
+        program = root / "usr" / place
         shutil.copy(program, made)
         list_them = [loader, "--library-path", str(libraries), "--list", str(program)]
         listed = run(f"list the libraries of {program.name}", list_them)
