@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -92,6 +92,22 @@ class Family:
             values = ", ".join([row.values, *(f"{value} (other options)" for value in missing)])
             rows.append(dataclasses.replace(row, values=values))
         return rows
+
+
+class Paths(Mapping[str, Family]):
+    """One family for every path of this machine; lists have a placeholder."""
+
+    def __init__(self, placeholder: str, family: Family) -> None:
+        self._placeholder, self._family = placeholder, family
+
+    def __getitem__(self, name: str) -> Family:
+        return self._family
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((self._placeholder,))
+
+    def __len__(self) -> int:
+        return 1
 
 
 @dataclass(frozen=True)

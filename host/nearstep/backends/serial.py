@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from nearstep.backends.options import Family, Variant, parse_options
+from nearstep.backends.options import Family, Paths, Variant, parse_options
 from nearstep.serial.backend import LinkBackend
 from nearstep.serial.link import TRIES, WAIT_SECONDS, Link
 from nearstep.serial.ring import BoardRing
@@ -59,23 +58,8 @@ class SerialOptions:
             raise ValueError(f"peers must be paths, not {','.join(self.peers)!r}")
 
 
-class _Ports(Mapping[str, Family]):
-    """One family for every port."""
-
-    def __init__(self, family: Family) -> None:
-        self._family = family
-
-    def __getitem__(self, name: str) -> Family:
-        return self._family
-
-    def __iter__(self) -> Iterator[str]:
-        return iter((PORT,))
-
-    def __len__(self) -> int:
-        return 1
-
-
-DEVICES = _Ports(
+DEVICES = Paths(
+    PORT,
     Family(
         f"serial:{PORT}",
         (
@@ -85,7 +69,7 @@ DEVICES = _Ports(
                 summary="a board on a serial port",
             ),
         ),
-    )
+    ),
 )
 """Devices of this backend."""
 

@@ -154,7 +154,7 @@ def test_an_option_says_what_it_needs(url: str, message: str) -> None:
     ("url", "message"),
     [
         ("sim", "backend:target"),
-        ("nothing:axdimm", "there is no backend 'nothing'; valid: golden, host, serial, sim"),
+        ("nothing:axdimm", "there is no backend 'nothing'; valid: golden, host, nvme, serial, sim"),
         ("sim:nothing", "there is no family 'nothing'; valid: axdimm, board, coarse, smartssd"),
     ],
 )
