@@ -152,12 +152,9 @@ def test_rules_are_found_by_their_digests(opened: Make) -> None:
 
 
 def test_a_rule_that_no_program_has_is_refused_with_both(opened: Make) -> None:
-    with pytest.raises(
-        MismatchError, match=r"for rule adam_amsgrad, not \['c5a5b2c668d4c05b'"
-    ) as at:
+    with pytest.raises(MismatchError, match=r"for rule adam_amsgrad, not \['c5a5b2c668d4c05b'"):
         opened(rules="adam,adam_amsgrad")
-    assert at.value.actual[0] == "c5a5b2c668d4c05b"  # type: ignore[index]
-    with pytest.raises(MismatchError, match="'adam': 'c5a5b2c668d4c05b'.* in rules=, not"):
+    with pytest.raises(MismatchError, match=r"'adam': 'c5a5b2c668d4c05b'.* in rules=, not"):
         _config("/dev/ng0n3", ["0" * 16, None], None, "default")
     with opened(order="paper") as device:  # of Adam the card has the default order
         assert isinstance(device, NvmeDevice)
