@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -138,6 +139,7 @@ class LocalMemory(Backend):
         inline: bool = False,
     ) -> None:
         self._programs, self._memory, self._inline = programs, memory, inline
+        self._lock = threading.RLock()
         self._sets: dict[bytes, int] = {}
         self._active: list[int] = []
         limits = self._identify(0x05, programs.number, CommandSet.PROGRAMS)
@@ -203,6 +205,10 @@ class LocalMemory(Backend):
                 f"at least {len(ranges) + self._inline}, for {arguments.rule}",
                 self._most_ranges,
             )
+        with self._lock:
+            return self._execute(arguments, ranges)
+
+    def _execute(self, arguments: RuleArguments, ranges: Sequence[tuple[int, int]]) -> int:
         index = self._index[arguments.rule]
         self._activate(index)
         table, block = [*ranges], pack_block(arguments)
@@ -224,11 +230,12 @@ class LocalMemory(Backend):
     def reset(self) -> None:
         """Prepare the device again after a failed command, or a reset of the controller: memory
         range sets are deleted, programs inactive until they are used. Memory is kept."""
-        for number in self._sets.values():
-            with contextlib.suppress(CommandStatusError):  # gone with a reset
-                self._delete_set(number)
-        self._sets.clear()
-        self._active.clear()
+        with self._lock:
+            for number in self._sets.values():
+                with contextlib.suppress(CommandStatusError):  # gone with a reset
+                    self._delete_set(number)
+            self._sets.clear()
+            self._active.clear()
 
     def close(self) -> None:
         """Delete memory range sets, deactivate programs, and close the nodes."""

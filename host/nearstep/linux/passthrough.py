@@ -218,12 +218,14 @@ class IoctlNode(Node):
             self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise self._failed("open", error) from None
+        action, hint = "lock", "; another process, or device, uses it"
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            action, hint = "ask for the namespace of", ""
             self.number = fcntl.ioctl(self._fd, GET_ID)
         except OSError as error:
             os.close(self._fd)
-            raise self._failed("open", error) from None
+            raise self._failed(action, error, hint) from None
 
     def answer_admin(self, command: PassedCommand) -> Answer:
         return self._ioctl(ADMIN, command)
