@@ -256,7 +256,7 @@ def test_a_failed_command_and_a_lost_device_are_typed_errors(
     buffer = device.alloc(64)
     for code, kind in ((errno.ENODEV, NodeNotFoundError), (errno.EIO, NodeError)):
         driver.refuses = code
-        with pytest.raises(kind, match=r"cannot send Memory Read at 0x0 to .*ng0n1") as at:
+        with pytest.raises(kind, match=r"cannot send Memory Read at 0x40 to .*ng0n1") as at:
             buffer.read()
         assert at.value.code == code
         assert type(at.value) is kind
