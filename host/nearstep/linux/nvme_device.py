@@ -228,8 +228,10 @@ class LocalMemory(Backend):
         return self._programs.run(command)
 
     def reset(self) -> None:
-        """Prepare the device again after a failed command, or a reset of the controller: memory
-        range sets are deleted, programs inactive until they are used. Memory is kept."""
+        """Prepare the device again after a failed command, or a reset of the controller.
+
+        Memory range sets are deleted, and programs inactive until they are used. Memory is kept.
+        """
         with self._lock:
             for number in self._sets.values():
                 with contextlib.suppress(CommandStatusError):  # gone with a reset

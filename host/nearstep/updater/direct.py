@@ -51,8 +51,9 @@ class EndedRun(Run):
 
 
 class DirectDevice(KernelDevice):
-    """A device of one channel without registers: a run is one call, and the host can access memory
-    at any time. Classes derive from it, and define `_update`.
+    """A device of one channel without registers: a run is one call.
+
+    The host can access memory at any time. Classes derive from it, and define `_update`.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DriverSt
 
 @pytest.fixture
 def opened(driver: DriverStandIn) -> Iterator[Make]:
-    """Opens devices by the node of the drive, and closes them."""
+    """What opens devices by the node of the drive; they are closed at the end."""
     made: list[nearstep.Device] = []
 
     def make(node: str = "ng0n3", **options: str) -> nearstep.Device:
