@@ -143,7 +143,9 @@ class LocalMemory(Backend):
         self._sets: dict[bytes, int] = {}
         self._active: list[int] = []
         limits = self._identify(0x05, programs.number, CommandSet.PROGRAMS)
-        _, self._most_sets, granularity, self._most_ranges = struct.unpack_from("<HHHB", limits.tobytes())
+        _, self._most_sets, granularity, self._most_ranges = struct.unpack_from(
+            "<HHHB", limits.tobytes()
+        )
         if 1 << granularity > WORD_BYTES:
             raise MismatchError(
                 f"ranges of {programs.path}", f"multiples of {WORD_BYTES} bytes", 1 << granularity

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 import nearstep
 from nearstep import cli
 from nearstep.backends.options import Variant
+from nearstep.backends.nvme import DEVICES as NVME
 from nearstep.backends.serial import DEVICES as SERIAL
 from nearstep.cli.devices import command, complete, devices, options
 from nearstep.errors import OptionError, UrlError
@@ -20,7 +21,7 @@ from nearstep_sim.backends.host import DEVICES as HOST
 from nearstep_sim.backends.sim import DEVICES as SIM
 from nearstep_spec.codec import OptionRow, choices, entries
 
-OFFERED = (*GOLDEN.values(), *HOST.values(), *SERIAL.values(), *SIM.values())
+OFFERED = (*GOLDEN.values(), *HOST.values(), *NVME.values(), *SERIAL.values(), *SIM.values())
 VARIANTS = {
     "?".join(filter(None, (family.name, each.query))): each
     for family in OFFERED
@@ -44,7 +45,7 @@ def parse(url: str, text: str) -> object:
 def test_every_device_is_listed() -> None:
     done = run()
     assert done.exit_code == 0
-    assert len(VARIANTS) == 12
+    assert len(VARIANTS) == 13
     assert {row.name for row in devices()} == set(VARIANTS)
     for name, variant in VARIANTS.items():
         assert name in done.stdout
