@@ -14,6 +14,7 @@ from nearstep.linux.nvme_device import LocalMemory, choose, find_siblings
 from nearstep.linux.passthrough import IoctlNode, Node, RingNode
 from nearstep_spec.codec import Option, check_bounds
 from nearstep_spec.rule.rules import BY_RULE
+from nearstep_spec.updater.config import UpdateKernelConfig
 
 NODE = "NODE"
 """Placeholder of a node's path in lists of devices."""
@@ -49,6 +50,8 @@ class NvmeOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
+        if self.rules is not None:
+            UpdateKernelConfig(rules=self.rules, order=self.order)  # checks them
 
 
 DEVICES = Paths(

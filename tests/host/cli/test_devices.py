@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 import nearstep
 from nearstep import cli
-from nearstep.backends.options import Variant
 from nearstep.backends.nvme import DEVICES as NVME
+from nearstep.backends.options import Variant
 from nearstep.backends.serial import DEVICES as SERIAL
 from nearstep.cli.devices import command, complete, devices, options
 from nearstep.errors import OptionError, UrlError
