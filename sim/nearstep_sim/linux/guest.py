@@ -40,7 +40,9 @@ PYTHON_MIB = 1536
 """Memory of a guest that imports torch."""
 
 TRAIN = "nearstep_sim.linux.train"
-LIMIT_S = 280
+LIMIT_S, PYTHON_LIMIT_S = 280, 900
+"""Seconds after which a guest has hung, even on a busy machine."""
+
 COMMAND_LINE = "console=ttyS0 quiet panic=-1 nokaslr random.trust_cpu=on no_timer_check"
 
 
@@ -136,7 +138,8 @@ def boot(
                 _run(files, folder, lambda line: None, each)
             begin = time.monotonic()
             with _shared(files, folder) if python else nullcontext(()) as more:
-                console = _run(files, folder, show, LIMIT_S, more)
+                limit_s = PYTHON_LIMIT_S if python else LIMIT_S
+                console = _run(files, folder, show, limit_s, more)
             seconds = time.monotonic() - begin
         finally:
             server.stop()
