@@ -19,7 +19,7 @@ from torch import Tensor
 
 import nearstep
 from nearstep.backends import nvme
-from nearstep.errors import MismatchError, OptionError, OutOfDeviceMemoryError
+from nearstep.errors import ArgumentError, MismatchError, OptionError, OutOfDeviceMemoryError
 from nearstep.linux import passthrough
 from nearstep.linux.nvme.standard import CommandSet, Status
 from nearstep.linux.nvme_device import LocalMemory, NvmeDevice, _config, choose, find_siblings
@@ -397,3 +397,23 @@ def test_options_have_both_ways(tmp_path: Path) -> None:
     with pytest.raises(NodeNotFoundError, match="ENOENT"):
         IoctlNode(tmp_path / "nothing", 1000)
     assert issubclass(LocalMemory, nearstep.backends.base.Backend)
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"max_grad_norm": 1.0}, "scan"),
+        ({"state_dtype": torch.bfloat16}, "state_dtype"),
+        ({"compression": 0.1}, "compression"),
+        ({"rounding": "stochastic", "state_dtype": torch.bfloat16}, "state_dtype|rounding"),
+        ({"amsgrad": True}, "adam_amsgrad"),
+    ],
+)
+def test_what_no_program_computes_is_refused_before_anything_is_sent(
+    driver: DriverStandIn, opened: Make, options: dict[str, Any], what: str
+) -> None:
+    device = opened()
+    before = dict(driver.guest.controller.counters.by_opcode)
+    with pytest.raises(ArgumentError, match=what):
+        trained(partial(nearstep.optim.AdamW, device=device, **options), steps=1)
+    assert driver.guest.controller.counters.by_opcode == before
