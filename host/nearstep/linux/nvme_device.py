@@ -143,9 +143,7 @@ class LocalMemory(Backend):
         self._sets: dict[bytes, int] = {}
         self._active: list[int] = []
         limits = self._identify(0x05, programs.number, CommandSet.PROGRAMS)
-        _, self._most_sets, granularity, self._most_ranges = struct.unpack_from(
-            "<HHHB", limits.tobytes()
-        )
+        granularity, self._most_ranges = struct.unpack_from("<HB", limits.tobytes(), 4)
         if 1 << granularity > WORD_BYTES:
             raise MismatchError(
                 f"ranges of {programs.path}", f"multiples of {WORD_BYTES} bytes", 1 << granularity
@@ -359,19 +357,21 @@ class LocalMemory(Backend):
         )
 
     def _range_set(self, table: bytes, count: int) -> int:
-        """Number of the set with these ranges; the oldest is deleted if the device has no room."""
-        if table not in self._sets:
-            if 0 < self._most_sets <= len(self._sets):
+        """Number of the set with these ranges; if the device has no room, the oldest is deleted."""
+        create = PassedCommand(
+            name="Memory Range Set Management: create",
+            opcode=Admin.MANAGE_RANGES,
+            namespace=self._programs.number,
+            data=self._page(table),
+            cdw11=count,
+        )
+        while table not in self._sets:
+            try:
+                self._sets[table] = self._programs.admin(create)
+            except CommandStatusError as error:
+                if error.actual != Status.TOO_MANY_RANGE_SETS or not self._sets:
+                    raise
                 self._delete_set(self._sets.pop(next(iter(self._sets))))
-            self._sets[table] = self._programs.admin(
-                PassedCommand(
-                    name="Memory Range Set Management: create",
-                    opcode=Admin.MANAGE_RANGES,
-                    namespace=self._programs.number,
-                    data=self._page(table),
-                    cdw11=count,
-                )
-            )
         return self._sets[table]
 
     def _delete_set(self, number: int) -> None:
@@ -424,6 +424,10 @@ def pack_block(arguments: RuleArguments) -> bytes:
     """The argument block of Execute, as `nearstep.linux.nvme.programs` reads it."""
     rule, values = arguments.form.rule, arguments.scalars
     scalars, switches = rule.scalars, rule.switches
+    most = (Choice.ARGUMENT_BYTES - 8) // 4
+    if len(scalars) + len(switches) > most:
+        count = len(scalars) + len(switches)
+        raise MismatchError(f"registers of {rule.name}", f"at most {most}, of a block", count)
     return struct.pack(
         f"<II{len(scalars)}f{len(switches)}I",
         BLOCK_VERSION,

@@ -36,7 +36,7 @@ from nearstep.torch.errors import InterruptedStepError
 
 from ..optim.conftest import bits, like_torch
 from .driver import DriverStandIn, add_node
-from .guest import SHAPE, SLM_BYTES, guest_of
+from .guest import SHAPE, SLM_BYTES, guest_of, ranges_of
 
 SIZES = (4096 + 16, 16, 1024, 48)
 STEPS = 10
@@ -196,7 +196,24 @@ def test_the_oldest_range_set_makes_room(driver: DriverStandIn, opened: Make) ->
         part = slice(16 * number, 16 * number + 16)
         device.update("sgd", {"p": p[part], "g": g[part]}, lr=0.5).wait()
     assert p.read().tolist() == [-0.5] * (16 * 300)
-    assert driver.guest.controller.counters.by_opcode[0, 0x89] == 300 + 300 - 256
+    assert driver.guest.controller.counters.by_opcode[0, 0x89] == 300 + 2 * (300 - 256)
+
+
+def test_range_sets_of_others_are_kept(driver: DriverStandIn, opened: Make) -> None:
+    device, guest = opened(), driver.guest
+    guest.put(guest.scratch, ranges_of((0, 64)))
+    for _ in range(255):
+        assert guest.run(0x89, 3, prp1=guest.scratch, dw11=1).status == 0
+    p, g = device.alloc(16 * 4), device.alloc(16 * 4)
+    p.fill(0.0)
+    g.fill(1.0)
+    for part in (slice(16 * number, 16 * number + 16) for number in range(4)):
+        device.update("sgd", {"p": p[part], "g": g[part]}, lr=0.5).wait()
+    assert p.read().tolist() == [-0.5] * (16 * 4)
+    device.reset()
+    assert guest.run(0x89, 3, prp1=guest.scratch, dw11=1).status == 0
+    with pytest.raises(CommandStatusError, match="TOO_MANY_RANGE_SETS"):
+        device.update("sgd", {"p": p, "g": g}, lr=0.5)
 
 
 def test_close_leaves_no_program_active_and_no_range_set(
