@@ -43,6 +43,7 @@ BACKENDS = "nearstep.backends"
 FAMILIES = {
     "axdimm": "nearstep.axdimm.device:AxdimmDevice",
     "coarse": "nearstep.coarse.device:CoarseDevice",
+    "nvme": "nearstep.linux.nvme_device:NvmeDevice",
     "smartssd": "nearstep.smartssd.device:SmartssdDevice",
 }
 """Driver of each family of devices."""

@@ -28,7 +28,7 @@ from nearstep_spec.codec import Option
         (":axdimm", "backend:target"),
         ("golden:axdimm?lanes", "name=value"),
         ("golden:axdimm?lanes=4&lanes=8", "given twice"),
-        ("gold:axdimm", "no backend 'gold'; valid: golden, host, pci, serial, sim"),
+        ("gold:axdimm", "no backend 'gold'; valid: golden, host, nvme, pci, serial, sim"),
         ("golden:axdim", "no family 'axdim'; valid: axdimm"),
         ("sim:axdim", "no family 'axdim'; valid: axdimm"),
         ("host:", "the processor is no device: .*nearstep.optim"),

@@ -11,9 +11,10 @@ import torch
 
 from nearstep.linux.bars import Counters as BarCounters
 from nearstep.linux.nvme.controller import Counters
-from nearstep_sim.linux.guest import boot, numbers, sums_of_torch
+from nearstep_sim.linux.guest import TRAIN, boot, sums_of_torch
 from nearstep_sim.linux.initramfs import Initramfs
 from nearstep_sim.linux.packages import PackagesError
+from nearstep_sim.linux.train import numbers
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "linux.md"
 VARIES = r"nvme0n\d|ng0n\d|[\d.]+ ms a step|nvme0q\d.*|^ \d+: .*nvme0q\d|^/dev/nvme0n\d.*"
@@ -63,6 +64,26 @@ def test_a_stock_linux_trains_ten_steps_with_torchs_bits(url: str, count: int, q
         transcript = re.search(r"```log\n(# uname.*?)^boot to", PAGE.read_text(), re.S | re.M)
         assert transcript is not None
         assert stable("\n".join(lines)) == stable(transcript[1])
+
+
+@like_torch
+@pytest.mark.deep
+def test_torch_trains_on_nvme_in_the_guest_by_io_uring_and_by_ioctl() -> None:
+    count, steps, lines = 65552, 10, list[str]()
+    try:
+        found = boot(
+            "golden:smartssd", count=count, steps=steps, show=lines.append,
+            python=["-m", TRAIN, str(count), str(steps)],
+        )  # fmt: skip
+    except PackagesError as error:
+        pytest.skip(str(error))
+    assert list(found.sums) == 3 * sums_of_torch(count, steps)  # of C, io_uring, ioctl
+    ways = [re.search(r"passthrough=(\w+)", line) for line in lines]
+    assert [each[1] for each in ways if each] == ["io_uring", "ioctl"]
+    assert isinstance(found.counters, Counters)
+    assert found.counters.by_opcode[1, 1] >= 3 * steps
+    assert found.counters.by_opcode[0, 0x88] == 1 + 2 * 2  # Python deactivates at its end
+    assert not re.search(r"timeout|completion polled|I/O error", found.console)
 
 
 @like_torch

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.backends.base import Backend, Poll
 from nearstep.buffer import Buffer
-from nearstep.errors import ArgumentError, DeviceError
-from nearstep.registers import Registers
-from nearstep.run import Run
+from nearstep.errors import ArgumentError
 from nearstep.storage.aligned import ALIGNMENT, aligned_bytes
 from nearstep.updater.arguments import RuleArguments
-from nearstep.updater.device import KernelDevice
+from nearstep.updater.direct import DirectDevice, EndedRun
 from nearstep.updater.formats import CopyOut, Gradient
 from nearstep.updater.pairs import Pairs
 from nearstep.updater.processor import Processor
@@ -135,42 +132,7 @@ class HostMemory(Backend):
         return self._areas[self._starts[bisect_right(self._starts, address) - 1]]
 
 
-class ProcessorRun(Run):
-    """A run of a rule, which has ended."""
-
-    channel = 0
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    @property
-    def ended(self) -> bool:
-        return True
-
-    @property
-    def committed(self) -> int:
-        return self.count
-
-    @property
-    def error(self) -> DeviceError | None:
-        return None
-
-    @property
-    def cycles(self) -> int | None:
-        return None
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        return {}
-
-    def wait(self, max_cycles: int | None = None) -> Self:
-        return self
-
-    def abort(self, max_cycles: int | None = None) -> None:
-        """Return: the run has ended."""
-
-
-class ProcessorDevice(KernelDevice):
+class ProcessorDevice(DirectDevice):
     """A device of one channel whose kernel is this machine's processor.
 
     A run calls the compiled rule on the memory of its buffers and returns at its end. It rounds
@@ -186,22 +148,12 @@ class ProcessorDevice(KernelDevice):
     ends_runs = True
 
     def __init__(self, processor: Processor, url: str, config: UpdateKernelConfig) -> None:
-        memory = HostMemory(config)
-        super().__init__(memory, url, config, Registers(memory, {}), ())
+        super().__init__(HostMemory(config), url, config)
         self._processor = processor
 
     @property
     def stripe_align(self) -> int:
         return ALIGNMENT
-
-    @contextmanager
-    def acceleration(self, *channels: int) -> Iterator[None]:
-        self.check_open("run")
-        yield
-
-    @contextmanager
-    def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
-        yield
 
     def _update(  # type: ignore[override]  # other runs read registers
         self,
@@ -211,7 +163,7 @@ class ProcessorDevice(KernelDevice):
         gradient: Gradient,
         copy_out: CopyOut,
         drawn: Drawn | None,
-    ) -> ProcessorRun:
+    ) -> EndedRun:
         rule, config = arguments.form.rule, self.config
         buffers = self._check_update(arguments, states, g, gradient, copy_out)
         if isinstance(g, Pairs):
@@ -230,7 +182,7 @@ class ProcessorDevice(KernelDevice):
             first = rows[:, 1] - np.uint64(index)
             rows[:, at] = first * 4 + np.uint64(divided.ctypes.data)
         self._processor.blocks(arguments, columns, rows, gradient_scale=factor, seed=seed)()
-        return ProcessorRun(buffers["p"].size)
+        return EndedRun(buffers["p"].size)
 
     def _floats(self, buffer: Buffer, form: str) -> NDArray[np.float32]:
         """Return a copy of gradients in binary32."""

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from nearstep.backends.pci import PciOptions
 from nearstep.linux.bars import CardFunction, open_card
 from nearstep.linux.bars import Counters as BarCounters
@@ -36,6 +34,7 @@ from nearstep.linux.nvme.controller import Counters, NvmeController
 from nearstep.linux.vfio_user import Server
 from nearstep_sim.linux.initramfs import Initramfs
 from nearstep_sim.linux.packages import LOADER, QEMU, VIRTIOFSD, PackagesError, unpacked
+from nearstep_sim.linux.train import numbers
 from nearstep_sim.nvme.controller import RtlController
 from nearstep_spec.cache import cache_dir
 from nearstep_spec.codec import to_text
@@ -51,7 +50,10 @@ MEMORY_MIB, CARD_MIB, DRIVE_MIB = 512, 16, 64
 PYTHON_MIB = 1536
 """Memory of a guest that imports torch."""
 
-LIMIT_S = 280
+TRAIN = "nearstep_sim.linux.train"
+LIMIT_S, PYTHON_LIMIT_S = 280, 900
+"""Seconds after which a guest has hung, even on a busy machine."""
+
 COMMAND_LINE = "console=ttyS0 quiet panic=-1 nokaslr random.trust_cpu=on no_timer_check"
 
 
@@ -77,22 +79,13 @@ class Outcome:
     console : all that the guest printed.
     seconds : from the start of QEMU to its end.
     counters : of the controller, over the whole boot.
-    sums : SHA-256 of p, m and v in the guest.
+    sums : SHA-256 of p, m and v in the guest, of each training.
     """
 
     console: str
     seconds: float
     counters: Counters | BarCounters
     sums: Sequence[str]
-
-
-def numbers(step: int, count: int) -> np.ndarray:
-    """Parameters (step 0) and gradients of `examples/nvme_adamw.c`; float32, in [-1, 1)."""
-    x = np.arange(count, dtype=np.uint32) * np.uint32(2654435761)
-    x += np.uint32((step * 40503 + 12345) & 0xFFFFFFFF)
-    x = (x ^ (x >> np.uint32(15))) * np.uint32(2246822519)
-    x ^= x >> np.uint32(13)
-    return (x >> np.uint32(8)).astype(np.float32) / np.float32(8388608) - np.float32(1)
 
 
 def sums_of_torch(count: int, steps: int) -> list[str]:
@@ -128,9 +121,9 @@ def boot(
     kills : for each a guest is started first, and QEMU killed after so many seconds; the card stays
         open.
     queues : registers and queues of the NVMe controller, in `python` or in `rtl`.
-    python : a program and its arguments, which this interpreter runs in the guest behind the other
-        commands, with the packages of this process: the guest has the files of this machine,
-        read-only, at their paths. Only /dev/shm can be written.
+    python : arguments of this interpreter, which runs in the guest behind the other commands, with
+        the packages of this process: the guest has the files of this machine, read-only, at their
+        paths. Only /dev/shm can be written.
     show : is given each line of the console between BEGIN and END.
 
     Raises
@@ -166,15 +159,16 @@ def boot(
                 _run(files, folder, lambda line: None, each)
             begin = time.monotonic()
             with _shared(files, folder) if python else nullcontext(()) as more:
+                limit_s = PYTHON_LIMIT_S if python else LIMIT_S
                 below = front == "bars"
-                console = _run(files, folder, show, LIMIT_S, more, below_port=below)
+                console = _run(files, folder, show, limit_s, more, below_port=below)
             seconds = time.monotonic() - begin
         finally:
             server.stop()
             thread.join()
             controller.close()
     sums = re.findall(r"^([0-9a-f]{64})  [pmv]$", console, re.MULTILINE)
-    if "FAILED" in console or "END" not in console or len(sums) != 3:
+    if "FAILED" in console or "END" not in console or not sums:
         raise GuestError("the guest failed", console)
     return Outcome(console, seconds, controller.counters, sums)
 
@@ -303,16 +297,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--queues", choices=("python", "rtl"), default="python",
                         help="registers and queues of the controller")  # fmt: skip
+    parser.add_argument(
+        "--python", action="store_true",
+        help="train with torch in the guest, too, on nvme:, by io_uring and by ioctl",
+    )  # fmt: skip
     given = parser.parse_args()
+    if given.front == "bars" and (given.python or given.queues != "python"):
+        parser.error("--python and --queues are options of --front nvme, not of bars")
+    python = ["-m", TRAIN, str(given.parameters), str(given.steps)] if given.python else []
     try:
         found = boot(given.device, count=given.parameters, steps=given.steps, front=given.front,
-                     queues=given.queues, show=print)  # fmt: skip
+                     queues=given.queues, python=python, show=print)  # fmt: skip
     except (NearstepError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     print(f"boot to power-off: {found.seconds:.1f} s")
     print(found.counters)
     wanted = sums_of_torch(given.parameters, given.steps)
-    equal = wanted == list(found.sums)
+    equal = wanted * (3 if python else 1) == list(found.sums)
     print(f"p, m and v {'equal' if equal else 'DIFFER FROM'} those of torch, fused, in every bit")
     sys.exit(not equal)
 

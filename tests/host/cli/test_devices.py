@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 import nearstep
 from nearstep import cli
+from nearstep.backends.nvme import DEVICES as NVME
 from nearstep.backends.options import Variant
 from nearstep.backends.pci import DEVICES as PCI
 from nearstep.backends.serial import DEVICES as SERIAL
@@ -21,7 +22,10 @@ from nearstep_sim.backends.host import DEVICES as HOST
 from nearstep_sim.backends.sim import DEVICES as SIM
 from nearstep_spec.codec import OptionRow, choices, entries
 
-OFFERED = (*GOLDEN.values(), *HOST.values(), *PCI.values(), *SERIAL.values(), *SIM.values())
+OFFERED = (
+    *GOLDEN.values(), *HOST.values(), *NVME.values(), *PCI.values(), *SERIAL.values(),
+    *SIM.values(),
+)  # fmt: skip
 VARIANTS = {
     "?".join(filter(None, (family.name, each.query))): each
     for family in OFFERED
@@ -155,7 +159,10 @@ def test_an_option_says_what_it_needs(url: str, message: str) -> None:
     ("url", "message"),
     [
         ("sim", "backend:target"),
-        ("nothing:axdimm", "there is no backend 'nothing'; valid: golden, host, pci, serial, sim"),
+        (
+            "nothing:axdimm",
+            "there is no backend 'nothing'; valid: golden, host, nvme, pci, serial, sim",
+        ),
         ("sim:nothing", "there is no family 'nothing'; valid: axdimm, board, coarse, smartssd"),
     ],
 )

@@ -58,6 +58,7 @@ STATUSES = (
     ("offload", "golden:axdimm --layers 0", 2),
     ("offload", "golden:axdimm --picture x.docx", 2),
     ("offload", "serial:nosuch --layers 1 --width 16 --batch 1", 1),
+    ("open", "nvme:nosuch", 1),
     ("open", "serial:nosuch", 1),
     ("paper axdimm", "--output text/rows.json", 2),
     ("plan", "text.json", 2),
