@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from nearstep.linux.nvme.card import open_controller
-from nearstep.linux.nvme.controller import Counters
+from nearstep.linux.nvme.controller import Counters, NvmeController
 from nearstep.linux.vfio_user import Server
 from nearstep_sim.linux.initramfs import Initramfs
 from nearstep_sim.linux.packages import LOADER, QEMU, PackagesError, unpacked
@@ -51,20 +54,30 @@ class GuestError(NearstepError, RuntimeError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A boot.
+    """What a guest did.
 
     Attributes
     ----------
     console : all that the guest printed.
     seconds : from the start of QEMU to its end.
+    power_off_s : of that, from the last line of the guest's init to the end; 0 if it has none.
     counters : of the controller, over the whole boot.
-    sums : SHA-256 of p, m and v in the guest.
     """
 
     console: str
     seconds: float
-    counters: Counters
-    sums: Sequence[str]
+    power_off_s: float
+    counters: Counters = field(default_factory=Counters)
+
+    @property
+    def sums(self) -> Sequence[str]:
+        """SHA-256 of the guest's last p, m and v."""
+        return re.findall(r"^([0-9a-f]{64})  [pmv]$", self.console, re.MULTILINE)[-3:]
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether init came to its end, and no command in it failed."""
+        return "FAILED" not in self.console and "\nEND" in self.console
 
 
 def numbers(step: int, count: int) -> np.ndarray:
@@ -94,9 +107,13 @@ def sums_of_torch(count: int, steps: int) -> list[str]:
     return [hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in arrays]
 
 
+def _nothing(line: str) -> None:
+    pass
+
+
 def boot(
-    url: str, *, count: int, steps: int, kills: Sequence[float] = (),
-    show: Callable[[str], None] = lambda line: None,
+    url: str, *, count: int, steps: int, kills: Sequence[float] = (), script: str = "",
+    show: Callable[[str], None] = _nothing,
 ) -> Outcome:  # fmt: skip
     """Boot a guest in front of a card, and let it train.
 
@@ -106,6 +123,7 @@ def boot(
     count, steps : parameters, and steps of AdamW.
     kills : for each a guest is started first, and QEMU killed after so many seconds; the card stays
         open.
+    script : as of `Guest`.
     show : is given each line of the console between BEGIN and END.
 
     Raises
@@ -114,36 +132,140 @@ def boot(
     GuestError : the guest hung, or a command in it failed.
     NearstepError : from the cache, or the card.
     """
-    files = unpacked()
     with tempfile.TemporaryDirectory(prefix="nearstep-linux-") as name:
-        folder = Path(name)
-        arguments = f"{OPTIMIZERS['adam'].by_rule['adam'].digest} {count} {steps}"
-        (folder / "initramfs").write_bytes(_initramfs(files, folder, arguments))
-        drive = folder / "drive"
+        guest = Guest(Path(name), count, steps, script)
+        drive = Path(name) / "drive"
         with drive.open("wb") as file:
             file.truncate(DRIVE_MIB << 20)
-        controller = open_controller(url, drive, CARD_MIB << 20)
-        server = Server(controller, folder / "card")
-        thread = threading.Thread(target=server.serve)
-        thread.start()
-        try:
+        with serving(url, drive, guest.socket) as controller:
             for each in kills:
-                _run(files, folder, lambda line: None, each)
-            begin = time.monotonic()
-            console = _run(files, folder, show, LIMIT_S)
-            seconds = time.monotonic() - begin
+                guest.run(limit_s=each)
+            found = guest.run(show)
+    if not found.succeeded or (not script and len(found.sums) != 3):
+        raise GuestError("the guest failed", found.console)
+    return replace(found, counters=controller.counters)
+
+
+@contextmanager
+def serving(url: str, drive: Path, path: Path) -> Iterator[NvmeController]:
+    """Serve a card at a socket, from another thread of this process."""
+    controller = open_controller(url, drive, CARD_MIB << 20)
+    server = Server(controller, path)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    try:
+        yield controller
+    finally:
+        server.stop()
+        thread.join()
+        controller.close()
+
+
+class Guest:
+    """A guest: Debian's kernel, and a filesystem that is made.
+
+    Parameters
+    ----------
+    folder : for the filesystem and the sockets.
+    count, steps : parameters, and steps of AdamW, of `/arguments` in the guest.
+    script : lines for the guest's shell in place of the demonstration; see `init.sh`.
+
+    Attributes
+    ----------
+    socket : of the card, which somebody must serve.
+    files : the folder of QEMU and of Debian's programs.
+
+    Raises
+    ------
+    PackagesError : as `boot`.
+    CacheError
+    """
+
+    def __init__(self, folder: Path, count: int, steps: int, script: str = "") -> None:
+        self.files = unpacked()
+        self.socket = folder / "card"
+        self._monitor = folder / "monitor"
+        self._initramfs = folder / "initramfs"
+        digest = OPTIMIZERS["adam"].by_rule["adam"].digest
+        made = _initramfs(self.files, folder, f"{digest} {count} {steps}", script)
+        self._initramfs.write_bytes(made)
+
+    def run(
+        self,
+        show: Callable[[str], None] = _nothing,
+        *,
+        limit_s: float = LIMIT_S,
+        reboots: bool = False,
+    ) -> Outcome:
+        """Run QEMU until the guest powers off, or for `limit_s`.
+
+        Parameters
+        ----------
+        show : is given each line of the console between BEGIN and END.
+        reboots : whether a reset boots the guest again; otherwise it ends QEMU.
+        """
+        begin = last = time.monotonic()
+        process = subprocess.Popen(
+            self._command(reboots), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, env={**os.environ, "LC_ALL": "C"},
+        )  # fmt: skip
+        watch = threading.Timer(limit_s, process.kill)
+        watch.start()
+        lines: list[str] = []
+        shown = False
+        assert process.stdout is not None
+        try:
+            for raw in process.stdout:
+                line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode(errors="replace")).rstrip()
+                lines.append(line)
+                shown = (shown or line == "BEGIN") and line != "END"
+                if line == "END":
+                    last = time.monotonic()
+                if shown and line != "BEGIN":
+                    show(line)
+            process.wait()
         finally:
-            server.stop()
-            thread.join()
-            controller.close()
-    sums = re.findall(r"^([0-9a-f]{64})  [pmv]$", console, re.MULTILINE)
-    if "FAILED" in console or "END" not in console or len(sums) != 3:
-        raise GuestError("the guest failed", console)
-    return Outcome(console, seconds, controller.counters, sums)
+            watch.cancel()
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        end = time.monotonic()
+        return Outcome("\n".join(lines), end - begin, end - last if last > begin else 0.0)
+
+    def reset(self) -> None:
+        """Reset the machine that runs, as its button does."""
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.connect(str(self._monitor))
+            with monitor.makefile("rw") as lines:
+                lines.readline()  # its greeting
+                for command in ("qmp_capabilities", "system_reset"):
+                    lines.write(json.dumps({"execute": command}) + "\n")
+                    lines.flush()
+                    while "return" not in json.loads(lines.readline()):
+                        pass  # an event
+
+    def _command(self, reboots: bool) -> list[str]:
+        device = f'{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{self.socket}"}}}}'
+        return [
+            *self.program(QEMU),
+            "-L", str(self.files / "share"), "-nodefaults", "-no-user-config", "-display", "none",
+            "-machine", "q35,memory-backend=m,accel=tcg",
+            "-action", f"reboot={'reset' if reboots else 'shutdown'}",
+            "-cpu", "max", "-smp", "1",
+            "-object", f"memory-backend-memfd,id=m,size={MEMORY_MIB}M,share=on",
+            "-m", f"{MEMORY_MIB}M", "-kernel", str(self.files / "vmlinuz"),
+            "-initrd", str(self._initramfs), "-append", COMMAND_LINE, "-serial", "stdio",
+            "-qmp", f"unix:{self._monitor},server=on,wait=off", "-device", device,
+        ]  # fmt: skip
+
+    def program(self, name: str) -> list[str]:
+        """The command that runs one of Debian's programs on this machine."""
+        loader = str(self.files / "lib" / LOADER)
+        return [loader, "--library-path", str(self.files / "lib"), str(self.files / name)]
 
 
-def _initramfs(files: Path, folder: Path, arguments: str) -> bytes:
-    """The guest's filesystem: init, busybox, nvme-cli with its libraries, the example."""
+def _initramfs(files: Path, folder: Path, arguments: str, script: str) -> bytes:
+    """The guest's filesystem: init, busybox, Debian's programs with libraries, the example."""
     program = folder / "nvme_adamw"
     command = ["gcc", "-static", "-O2", str(EXAMPLE), "-o", str(program), "-lm"]
     try:
@@ -156,50 +278,15 @@ def _initramfs(files: Path, folder: Path, arguments: str) -> bytes:
     made.add("init", (Path(__file__).parent / "init.sh").read_bytes())
     made.add("bin/nvme_adamw", program.read_bytes())
     made.add("arguments", arguments.encode())
-    for each in ("busybox", "nvme"):
+    if script:
+        made.add("script", script.encode())
+    for each in ("busybox", "nvme", "fio"):
         made.add(f"bin/{each}", (files / each).read_bytes())
-    names = (files / "nvme.libraries").read_text().split()
-    for each in (*names, LOADER):
+    listed = [(files / f"{each}.libraries").read_text().split() for each in ("nvme", "fio")]
+    for each in sorted({LOADER, *listed[0], *listed[1]}):
         made.add(f"lib/{each}", (files / "lib" / each).read_bytes())
     made.link(f"lib64/{LOADER}", f"/lib/{LOADER}")
     return made.archive()
-
-
-def _run(files: Path, folder: Path, show: Callable[[str], None], limit_s: float) -> str:
-    """Run QEMU until the guest powers off, or for `limit_s`; return all of its console."""
-    device = f'{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{folder / "card"}"}}}}'
-    command = [
-        str(files / "lib" / LOADER), "--library-path", str(files / "lib"), str(files / QEMU),
-        "-L", str(files / "share"), "-nodefaults", "-no-user-config", "-display", "none",
-        "-machine", "q35,memory-backend=m,accel=tcg", "-no-reboot",
-        "-cpu", "max", "-smp", "1",
-        "-object", f"memory-backend-memfd,id=m,size={MEMORY_MIB}M,share=on", "-m", f"{MEMORY_MIB}M",
-        "-kernel", str(files / "vmlinuz"), "-initrd", str(folder / "initramfs"),
-        "-append", COMMAND_LINE, "-serial", "stdio", "-device", device,
-    ]  # fmt: skip
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env={**os.environ, "LC_ALL": "C"},
-    )  # fmt: skip
-    watch = threading.Timer(limit_s, process.kill)
-    watch.start()
-    lines: list[str] = []
-    shown = False
-    assert process.stdout is not None
-    try:
-        for raw in process.stdout:
-            line = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw.decode(errors="replace")).rstrip()
-            lines.append(line)
-            shown = (shown or line == "BEGIN") and line != "END"
-            if shown and line != "BEGIN":
-                show(line)
-        process.wait()
-    finally:
-        watch.cancel()
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -214,7 +301,7 @@ def main() -> None:
     except (NearstepError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
     counts = found.counters
-    print(f"boot to power-off: {found.seconds:.1f} s")
+    print(f"boot to power-off: {found.seconds:.1f} s, {found.power_off_s:.2f} s of it power-off")
     print(
         f"{counts.commands} commands, {counts.mmio_writes} writes and {counts.mmio_reads} reads of "
         f"registers, {counts.interrupts} interrupts"

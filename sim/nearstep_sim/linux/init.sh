@@ -22,10 +22,17 @@ ready() {
     done
 }
 
+finish() {
+    echo "END"
+    sync
+    poweroff -f
+}
+
 # Linux numbers namespaces in the order in which it has found them.
 ready
 drive=$(ls /dev/nvme0n*)
 echo "BEGIN"
+[ ! -e /script ] || { . /script; finish; }
 run "uname -r"
 run "nvme list"
 run "nvme id-ns $drive | head -4"
@@ -36,6 +43,11 @@ run "dd if=/dev/urandom of=some bs=64k count=16"
 run "dd if=some of=$drive bs=64k oflag=direct conv=fsync"
 run "dd if=$drive of=back bs=64k count=16 iflag=direct"
 run "cmp some back && echo equal"
+fio="fio --filename=$drive --direct=1 --rw=randwrite --verify=crc32c --size=4m"
+fio="$fio --name=a --ioengine=psync --bs=4k --offset=4m"
+fio="$fio --name=b --ioengine=io_uring --bs=16k --iodepth=8 --offset=8m"
+fio="$fio --name=c --ioengine=io_uring --bsrange=4k-512k --iodepth=32 --offset=12m"
+run "$fio > log && grep -o '[abc]: .*err= 0' log"
 run "nvme_adamw $(cat /arguments)"
 run "sha256sum p m v"
 run "grep nvme0 /proc/interrupts"
@@ -48,6 +60,4 @@ cd /tmp
 drive=$(ls /dev/nvme0n*)
 run "dd if=$drive of=back bs=64k count=16 iflag=direct"
 run "cmp some back && echo equal"
-echo "END"
-sync
-poweroff -f
+finish
