@@ -137,11 +137,19 @@ def lost(guest: Guest, drive: Path, regions: list[int]) -> list[int]:
     return found
 
 
-def cut(folder: Path, program: tuple[str, ...], first: int, draw: random.Random) -> list[int]:
-    """Cut the power of the server while fio writes; return the regions that fio had flushed."""
+def cut(
+    folder: Path, program: tuple[str, ...], flushed: list[int], draw: random.Random
+) -> list[int]:
+    """Cut the power of the server while fio writes; return the regions that are lost.
+
+    Parameters
+    ----------
+    flushed : regions that must be there; those that fio flushes are appended.
+    """
+    first = flushed[-1] + 2 if flushed else 0  # the one after the last may be there in part
     guest = guest_of(folder, cut_script(first))
     after, wait_s = draw.randint(1, 5), draw.uniform(0, 0.5)
-    flushed: list[int] = []
+    seen: list[int] = []
     with served(folder, program) as process:
 
         def end() -> None:
@@ -151,17 +159,18 @@ def cut(folder: Path, program: tuple[str, ...], first: int, draw: random.Random)
 
         timer = threading.Timer(wait_s, end)
 
-        def seen(line: str) -> None:
+        def show(line: str) -> None:
             if line.startswith("FLUSHED"):
-                flushed.append(int(line.split()[1]))
-                if len(flushed) == after:
+                seen.append(int(line.split()[1]))
+                if len(seen) == after:
                     timer.start()
 
-        console = guest.run(seen).console
+        console = guest.run(show).console
+        assert len(seen) >= after, console
         timer.join()
-    assert len(flushed) >= after, console
-    assert flushed == list(range(first, first + len(flushed)))
-    return flushed
+    assert seen == list(range(first, first + len(seen)))
+    flushed += seen
+    return lost(guest, folder / "drive", flushed)
 
 
 @pytest.mark.deep
@@ -169,9 +178,7 @@ def test_what_was_flushed_is_there_after_power_cuts(folder: Path) -> None:
     draw = random.Random(7)
     flushed: list[int] = []
     for program in (NEARSTEP, KEEPS, KEEPS):
-        first = 0 if not flushed else flushed[-1] + 2
-        flushed += cut(folder, program, first, draw)
-        assert lost(guest_of(folder, ""), folder / "drive", flushed) == []
+        assert cut(folder, program, flushed, draw) == []
     assert len(flushed) >= 3
     script = "\n".join(
         f'run "fio --filename=$drive --direct=1 --ioengine=io_uring --iodepth=4 --verify_only '
@@ -186,8 +193,7 @@ def test_what_was_flushed_is_there_after_power_cuts(folder: Path) -> None:
 
 @pytest.mark.deep
 def test_a_drive_that_drops_flushes_is_found_out(folder: Path) -> None:
-    flushed = cut(folder, DROPS, 0, random.Random(8))
-    assert lost(guest_of(folder, ""), folder / "drive", flushed) != []
+    assert cut(folder, DROPS, [], random.Random(8)) != []
 
 
 @like_torch
@@ -221,13 +227,13 @@ def test_a_guest_ends_when_its_server_is_killed_and_the_next_one_trains(folder: 
 
 
 class ResetWatch:
-    """Accesses of a controller to memory of the host that began before its last reset.
+    """Accesses to memory of the host by commands from before the last reset of a controller.
 
     Attributes
     ----------
     late : what was accessed; must be empty.
     accesses : number of accesses.
-    busy : for each reset of a controller with queues, whether a command was in one.
+    busy : for each time that a controller with queues loses the bus, whether they had a command.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,17 +277,25 @@ class ResetWatch:
         self._patch.setattr(NvmeController, "post", post)
 
     def _watch_resets(self) -> None:
-        real = NvmeController.reset
+        """A reset of the machine begins when QEMU switches bus mastering off."""
+        write_config, reset = NvmeController.write_config, NvmeController.reset
 
-        def reset(controller: NvmeController) -> None:
+        def config(controller: NvmeController, offset: int, data: bytes) -> None:
             with controller.lock:
-                queues = list(controller.submissions.values())
-                if len(queues) > 1:
-                    self.busy.append(any(e.pending or e.flying for e in queues))
-                real(controller)
+                before, queues = controller.masters_bus, list(controller.submissions.values())
+                write_config(controller, offset, data)
+                if before and not controller.masters_bus:
+                    self._resets += 1
+                    if len(queues) > 1:
+                        self.busy.append(any(each.pending or each.flying for each in queues))
+
+        def whole(controller: NvmeController) -> None:
+            with controller.lock:
+                reset(controller)
                 self._resets += 1
 
-        self._patch.setattr(NvmeController, "reset", reset)
+        self._patch.setattr(NvmeController, "write_config", config)
+        self._patch.setattr(NvmeController, "reset", whole)
 
 
 def test_the_watch_sees_a_late_access(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +340,7 @@ def test_a_guest_is_reset_at_random_moments_and_trains(
     """The last block of the drive tells the guest that no other reset comes.
 
     A write of the drive takes 10 ms, so that some are in flight when QEMU, which first stops the
-    processor, resets the controller.
+    processor, switches bus mastering off.
     """
     draw = random.Random(10)
     watch = ResetWatch(monkeypatch)
@@ -504,7 +518,7 @@ nvme id-ns /dev/nvme0 --namespace-id=9
         "vwc": "0x7", "sqes": "0x66", "temperature": "27 °C (300 K)", "available_spare": "100%",
         "Data Units Written": "33 (16.90 MB)",
         "error_count": "0", "num_err_log_entries": "0",
-        "cap": f"{CAP:x}", "version": "20100", "cc": "460061", "csts": "1",
+        "cap": f"{CAP:#x}", "version": "0x20100", "cc": "0x460061", "csts": "0x1",
     }  # fmt: skip
     assert {name: shown.get(name) for name in wanted} == wanted, found.console
     refused = found.console.partition("# refused")[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import time
 
 import pytest
@@ -160,6 +161,32 @@ def test_a_reset_ends_commands_in_flight(guest: Guest, how: str) -> None:
     guest.ring(2, 7)  # there is no such queue now
     again = Guest(guest.controller)
     assert again.run(Memory.FILL, SLM, io=True, dw12=4).status == 0
+
+
+def test_no_access_is_under_way_once_bus_mastering_is_off(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """QEMU switches it off at the beginning of a reset of the machine."""
+    inside, go, write = threading.Event(), threading.Event(), guest.ram.write
+    before = len(guest.ram.written)
+
+    def slow(address: int, data: bytes) -> None:
+        inside.set()
+        assert go.wait(60)
+        write(address, data)
+
+    monkeypatch.setattr(guest.ram, "write", slow)
+    guest.io.push(entry(Memory.READ, 1, SLM, prp1=guest.scratch, dw12=PAGE))
+    assert inside.wait(60)
+    off = threading.Thread(target=guest.controller.write_config, args=(COMMAND, bytes(2)))
+    off.start()
+    off.join(0.2)
+    under_way = off.is_alive()
+    go.set()
+    off.join(60)
+    assert under_way
+    until(lambda: guest.status == 3)  # the completion has no memory
+    assert len(guest.ram.written) == before + 1
 
 
 def test_shutdown_is_acknowledged(guest: Guest) -> None:

@@ -201,6 +201,11 @@ class NvmeController(PciFunction):
         cc = self._registers[Register.CC]
         return cc >> 16 & 0xF, cc >> 20 & 0xF
 
+    def write_config(self, offset: int, data: bytes) -> None:
+        """As of `PciFunction`; once bus mastering is off, no access to memory is under way."""
+        with self.lock:
+            super().write_config(offset, data)
+
     def read_bar(self, number: int, offset: int, nbytes: int) -> bytes:
         with self.lock:
             self.counters.mmio_reads += 1
