@@ -57,11 +57,13 @@ run "sha256sum p m v"
 BUSY = """
 busy() {
     fio --name=busy --filename=$drive --direct=1 --rw=randwrite --bs=4k --size=16m \\
-        --ioengine=io_uring --iodepth=16 --time_based --runtime=600 > busy 2>&1 &
+        --ioengine=io_uring --iodepth=16 --time_based --runtime=600 --allow_file_create=0 \\
+        > busy 2>&1 &
     writer=$!
     rm -f stop
     (while [ ! -e stop ] && nvme_adamw $(cat /arguments) > /dev/null 2>&1; do echo TRAINED; done) &
     trainer=$!
+    until grep -q '[1-9]' /sys/block/${drive#/dev/}/inflight; do sleep 0.1; done
 }
 """
 """Writes the drive and trains, until the device is gone or, to train, there is a file `stop`."""

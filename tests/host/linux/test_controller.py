@@ -122,6 +122,11 @@ def test_wrong_doorbells_are_reported_and_change_nothing(guest: Guest) -> None:
     assert guest.run(Memory.FILL, SLM, io=True, dw12=4).status == 0
 
 
+def repeats_forbidden(guest: Guest, at: int) -> bool:
+    """Do Not Retry, of a completion of the I/O queue."""
+    return bool(guest.ram.data[guest.io.completions + 16 * at + 15] & 0x80)
+
+
 def test_commands_of_a_deleted_queue_are_aborted_the_one_in_flight_too(guest: Guest) -> None:
     data = guest.scratch
     guest.put(data, b"\xaa" * PAGE)
@@ -133,10 +138,13 @@ def test_commands_of_a_deleted_queue_are_aborted_the_one_in_flight_too(guest: Gu
         found = [guest.io.wait() for _ in range(5)]
         assert [each.status for each in found] == [Status.ABORTED_BY_DELETION] * 5
         assert [each.identifier for each in found] == [40, 41, 42, 43, 44]
+        assert not any(repeats_forbidden(guest, at) for at in range(5))
         assert guest.run(Admin.CREATE_SQ, prp1=guest.io.entries, dw10=1 | 63 << 16,
                          dw11=1 | 1 << 16).status == 0  # fmt: skip
     guest.io.tail = 0
     assert guest.run(Memory.FILL, SLM, io=True, dw12=4).status == 0
+    assert guest.run(0x7F, SLM, io=True).status == Status.INVALID_OPCODE
+    assert repeats_forbidden(guest, guest.io.head - 1)
     assert guest.get(data, PAGE) == b"\xaa" * PAGE  # what was aborted writes nothing later
 
 

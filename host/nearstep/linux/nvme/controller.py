@@ -328,7 +328,8 @@ class NvmeController(PciFunction):
     ) -> None:
         """Write a completion, to a queue that has room, and interrupt the host."""
         to = queue.completions
-        word = status << 1 | (0 if status == Status.SUCCESS else DO_NOT_RETRY << 1) | to.phase
+        may_be_repeated = status in (Status.SUCCESS, Status.ABORTED_BY_DELETION)
+        word = status << 1 | (0 if may_be_repeated else DO_NOT_RETRY << 1) | to.phase
         words = struct.pack("<QHH", result, queue.head, queue.number)
         address = to.base + COMPLETION_BYTES * to.tail
         try:
