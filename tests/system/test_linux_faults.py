@@ -56,9 +56,10 @@ busy() {
         > busy 2>&1 &
     writer=$!
     rm -f stop
-    (while [ ! -e stop ] && nvme_adamw $(cat /arguments) > /dev/null 2>&1; do echo TRAINED; done) &
+    (while [ ! -e stop ] && nvme_adamw $(cat /arguments) > /dev/null 2>&1; do :; done) &
     trainer=$!
     until grep -q '[1-9]' /sys/block/${drive#/dev/}/inflight; do sleep 0.1; done
+    echo BUSY
 }
 """
 """Writes the drive and trains, until the device is gone or, to train, there is a file `stop`."""
@@ -208,7 +209,7 @@ def test_a_guest_ends_when_its_server_is_killed_and_the_next_one_trains(folder: 
         timers = [threading.Timer(draw.uniform(0, 0.5), end)]
 
         def seen(line: str) -> None:
-            if line == "TRAINED" and timers:
+            if line == "BUSY" and timers:
                 timers.pop().start()
 
         found = guest.run(seen)
@@ -364,37 +365,27 @@ def test_a_guest_is_reset_at_random_moments_and_trains(
         "2>/dev/null | head -c 4)\n"
         f'[ "$last" = LAST ] || {{ busy; wait; }}\n{TRAIN}',
     )
-    # After so many trainings, and seconds; 0 trainings: while Linux boots again.
-    moments = [(1, draw.uniform(0, 2)) for _ in range(3)]
-    moments.insert(2, (0, draw.uniform(0.5, 2)))
+    # Seconds after commands are in flight, and once after the reset before, while Linux boots.
+    moments = [("BUSY", draw.uniform(0, 1)) for _ in range(3)]
+    moments.insert(2, ("RESET", draw.uniform(0.5, 2)))
     timers: list[threading.Timer] = []
-    trained = 0
+
+    def plan(line: str) -> None:
+        if moments and line == moments[0][0]:
+            timers.append(threading.Timer(moments.pop(0)[1], reset))
+            timers[-1].start()
 
     def reset() -> None:
-        nonlocal trained
-        trained = 0
-        moments.pop(0)
         if not moments:
             with (folder / "drive").open("r+b") as file:
                 file.seek(DRIVE_BYTES - BLOCK)
                 file.write(b"LAST")
         go.clear()
         guest.tell("system_reset")
-        if moments and moments[0][0] == 0:
-            plan()
-
-    def plan() -> None:
-        timers.append(threading.Timer(moments[0][1], reset))
-        timers[-1].start()
-
-    def seen(line: str) -> None:
-        nonlocal trained
-        trained += line == "TRAINED"
-        if line == "TRAINED" and moments and trained == moments[0][0]:
-            plan()
+        plan("RESET")
 
     with serving(URL, folder / "drive", guest.socket) as controller:
-        found = guest.run(seen, reboots=True)
+        found = guest.run(plan, reboots=True)
     for timer in timers:
         timer.join()
     assert len(timers) == 4
