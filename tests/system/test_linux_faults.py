@@ -348,13 +348,15 @@ def test_a_guest_is_reset_at_random_moments_and_trains(
     has been done, so that some are in flight.
     """
     draw = random.Random(10)
-    go = threading.Event()
+    go, stuck = threading.Event(), threading.Event()
     go.set()
     watch = ResetWatch(monkeypatch, then=go.set)
     write = DriveNamespace._write
 
     def held(drive: DriveNamespace, command: Command) -> None:
-        assert go.wait(60)
+        if not go.is_set():
+            stuck.set()
+            assert go.wait(60)
         write(drive, command)
 
     monkeypatch.setattr(DriveNamespace, "_write", held)
@@ -372,15 +374,18 @@ def test_a_guest_is_reset_at_random_moments_and_trains(
 
     def plan(line: str) -> None:
         if moments and line == moments[0][0]:
-            timers.append(threading.Timer(moments.pop(0)[1], reset))
+            timers.append(threading.Timer(moments.pop(0)[1], reset, [line]))
             timers[-1].start()
 
-    def reset() -> None:
+    def reset(line: str) -> None:
         if not moments:
             with (folder / "drive").open("r+b") as file:
                 file.seek(DRIVE_BYTES - BLOCK)
                 file.write(b"LAST")
+        stuck.clear()
         go.clear()
+        if line == "BUSY":
+            stuck.wait(60)
         guest.tell("system_reset")
         plan("RESET")
 

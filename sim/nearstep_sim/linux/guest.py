@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -173,7 +174,8 @@ class Guest:
     ----------
     folder : for the filesystem and the sockets.
     count, steps : parameters, and steps of AdamW, of `/arguments` in the guest.
-    script : lines for the guest's shell in place of the demonstration; see `init.sh`.
+    script : lines for the guest's shell in place of the demonstration; see `init.sh`. The guest has
+        those of Debian's programs that they name.
 
     Attributes
     ----------
@@ -285,10 +287,11 @@ def _initramfs(files: Path, folder: Path, arguments: str, script: str) -> bytes:
     made.add("arguments", arguments.encode())
     if script:
         made.add("script", script.encode())
-    for each in ("busybox", "nvme", "fio"):
+    programs = [each for each in ("nvme", "fio") if not script or f"{each} " in script]
+    for each in ("busybox", *programs):
         made.add(f"bin/{each}", (files / each).read_bytes())
-    listed = [(files / f"{each}.libraries").read_text().split() for each in ("nvme", "fio")]
-    for each in sorted({LOADER, *listed[0], *listed[1]}):
+    lists = [(files / f"{each}.libraries").read_text().split() for each in programs]
+    for each in sorted({LOADER, *chain(*lists)}):
         made.add(f"lib/{each}", (files / "lib" / each).read_bytes())
     made.link(f"lib64/{LOADER}", f"/lib/{LOADER}")
     return made.archive()
