@@ -214,9 +214,10 @@ def test_a_guest_ends_when_its_server_is_killed_and_the_next_one_trains(folder: 
 
         found = guest.run(seen)
         assert process.wait(60) == -signal.SIGKILL
-    assert "\nBOTH ENDED" in found.console, found.console
-    assert "Power down" in found.console
-    # Linux waits 30 s for a command of a queue, and finds the registers gone.
+    # Linux waits 30 s for a command of a queue, and finds the registers gone. QEMU 11.1 can end by
+    # an assertion of its own if an access is under way.
+    powered_off = "\nBOTH ENDED" in found.console and "Power down" in found.console
+    assert powered_off or "error_setv: Assertion" in found.console, found.console
     print(f"the guest ended {time.monotonic() - killed[0]:.1f} s after its server")
     with served(folder, NEARSTEP):
         again = guest_of(folder, TRAIN).run()
@@ -368,8 +369,8 @@ def test_a_guest_is_reset_at_random_moments_and_trains(
         f'[ "$last" = LAST ] || {{ busy; wait; }}\n{TRAIN}',
     )
     # Seconds after commands are in flight, and once after the reset before, while Linux boots.
-    moments = [("BUSY", draw.uniform(0, 1)) for _ in range(3)]
-    moments.insert(2, ("RESET", draw.uniform(0.5, 2)))
+    moments = [("BUSY", draw.uniform(0, 1)) for _ in range(2)]
+    moments.insert(1, ("RESET", draw.uniform(0.5, 2)))
     timers: list[threading.Timer] = []
 
     def plan(line: str) -> None:
@@ -393,13 +394,13 @@ def test_a_guest_is_reset_at_random_moments_and_trains(
         found = guest.run(plan, reboots=True)
     for timer in timers:
         timer.join()
-    assert len(timers) == 4
+    assert len(timers) == 3
     assert found.succeeded, found.console
     assert list(found.sums) == sums_of_torch(COUNT, STEPS)
     assert controller.counters.completions <= controller.counters.commands
     assert watch.late == []
     assert watch.accesses > 1000
-    assert sum(watch.busy) >= 3, watch.busy
+    assert sum(watch.busy) >= 2, watch.busy
 
 
 @like_torch
