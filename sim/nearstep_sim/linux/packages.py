@@ -21,7 +21,7 @@ from nearstep_spec.errors import NearstepError
 MIRROR = "http://deb.debian.org/debian"
 RELEASE, BACKPORTS = "trixie", "trixie-backports"
 KEYRINGS = "/usr/share/keyrings"
-INSTALLED = ("qemu-system-x86", "nvme-cli", "virtiofsd")
+INSTALLED = ("qemu-system-x86", "nvme-cli", "fio", "virtiofsd")
 """Packages whose dependencies are fetched, too. QEMU has a client of vfio-user from 10.1 on."""
 
 KERNEL = "linux-image-cloud-amd64"
@@ -54,7 +54,7 @@ class PackagesError(NearstepError, RuntimeError):
 
 def unpacked() -> Path:
     """Return a folder of the cache with QEMU, its firmware (`share`), libraries of all programs
-    (`lib`), the guest's kernel, busybox and nvme; they are fetched if they are not there.
+    (`lib`), the guest's kernel, busybox, nvme and fio; they are fetched if they are not there.
 
     Raises
     ------
@@ -116,7 +116,8 @@ def _fetch(folder: Path) -> Path:
         raise PackagesError("find the kernel", f"{KERNEL} depends on none")
     get = ["apt-get", "-q", "-y"]
     run(
-        "fetch QEMU and nvme-cli", [*get, "install", "--download-only", "-t", BACKPORTS, *INSTALLED]
+        "fetch QEMU, nvme-cli and fio",
+        [*get, "install", "--download-only", "-t", BACKPORTS, *INSTALLED],
     )
     run("fetch the kernel and busybox", [*get, "download", kernels[0], *ALONE])
     found = sorted([*debs.glob("*.deb"), *(apt / "var/cache/apt/archives").glob("*.deb")])
@@ -131,10 +132,11 @@ def _fetch(folder: Path) -> Path:
     shutil.copy(root / "usr/bin/busybox", made)
     libraries = root / "usr/lib/x86_64-linux-gnu"
     loader = str(root / "usr/lib64" / LOADER)
-    for place in (f"bin/{QEMU}", "sbin/nvme", f"libexec/{VIRTIOFSD}"):
+    folders = f"{libraries}:{libraries / 'ceph'}"
+    for place in (f"bin/{QEMU}", "sbin/nvme", "bin/fio", f"libexec/{VIRTIOFSD}"):
         program = root / "usr" / place
         shutil.copy(program, made)
-        list_them = [loader, "--library-path", str(libraries), "--list", str(program)]
+        list_them = [loader, "--library-path", folders, "--list", str(program)]
         listed = run(f"list the libraries of {program.name}", list_them)
         paths = dict(re.findall(r"^\s*(\S+) => (\S+)", listed, re.MULTILINE))
         for name, path in paths.items():

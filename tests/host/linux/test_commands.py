@@ -179,6 +179,39 @@ def test_the_drive(guest: Guest) -> None:
     assert names(guest, 0x7F, [(DRIVE, {}), (MEMORY, {}), (PROGRAMS, {})]) == ["INVALID_OPCODE"] * 3
 
 
+def test_smart_counts_commands_that_succeeded_and_their_bytes(guest: Guest) -> None:
+    def counts() -> tuple[int, ...]:
+        assert guest.run(Admin.GET_LOG, prp1=guest.scratch, dw10=2 | 127 << 16).status == 0
+        return struct.unpack("<QQQQQQQQ", guest.get(guest.scratch + 32, 64))[::2]
+
+    assert counts() == (0, 0, 0, 0)
+    listed = guest.scratch + 63 * PAGE
+    guest.put(listed, struct.pack("<60Q", *(guest.scratch + PAGE * n for n in range(1, 61))))
+    rows = [(DRIVE, {"prp1": guest.scratch, "prp2": listed, "dw12": 59}),
+            (DRIVE, {"prp1": guest.scratch, "dw10": 1 << 20})]  # fmt: skip
+    for _ in range(3):
+        assert names(guest, Nvm.WRITE, rows) == ["SUCCESS", "LBA_OUT_OF_RANGE"]
+    assert names(guest, Nvm.READ, rows) == ["SUCCESS", "LBA_OUT_OF_RANGE"]
+    assert counts() == (1, 2, 1, 3)  # of 245,760 and 737,280 bytes, in 512,000, rounded up
+
+
+def test_without_a_cache_a_write_is_durable_when_it_completes(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fdatasync", synced.append)
+    write = {"prp1": guest.scratch, "dw10": 5}
+    found = []
+    for enabled in (1, 0, 1):
+        assert guest.run(Admin.SET_FEATURES, dw10=6, dw11=enabled).status == 0
+        assert names(guest, Nvm.WRITE, [(DRIVE, write)] * 2) == ["SUCCESS"] * 2
+        assert guest.run(Memory.WRITE, MEMORY, io=True, prp1=guest.scratch, dw12=64).status == 0
+        found.append(len(synced))
+    assert found == [0, 3, 3]  # at the switch what was written before, and each write
+    assert names(guest, Nvm.WRITE, [(DRIVE, {**write, "dw12": 1 << 30})]) == ["SUCCESS"]
+    assert len(synced) == 4
+
+
 def test_a_drive_that_lost_blocks_is_an_internal_error(guest: Guest, tmp_path: Path) -> None:
     os.truncate(tmp_path / "drive", PAGE + 100)
     read = {"prp1": guest.scratch, "dw10": 1}

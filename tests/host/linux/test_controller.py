@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import threading
 import time
 import tomllib
 from importlib.metadata import EntryPoint
@@ -128,6 +129,11 @@ def test_wrong_doorbells_are_reported_and_change_nothing(guest: Guest) -> None:
     assert guest.run(Memory.FILL, SLM, io=True, dw12=4).status == 0
 
 
+def repeats_forbidden(guest: Guest, at: int) -> bool:
+    """Do Not Retry, of a completion of the I/O queue."""
+    return bool(guest.ram.data[guest.io.completions + 16 * at + 15] & 0x80)
+
+
 def test_commands_of_a_deleted_queue_are_aborted_the_one_in_flight_too(guest: Guest) -> None:
     data = guest.scratch
     guest.put(data, b"\xaa" * PAGE)
@@ -139,10 +145,13 @@ def test_commands_of_a_deleted_queue_are_aborted_the_one_in_flight_too(guest: Gu
         found = [guest.io.wait() for _ in range(5)]
         assert [each.status for each in found] == [Status.ABORTED_BY_DELETION] * 5
         assert [each.identifier for each in found] == [40, 41, 42, 43, 44]
+        assert not any(repeats_forbidden(guest, at) for at in range(5))
         assert guest.run(Admin.CREATE_SQ, prp1=guest.io.entries, dw10=1 | 63 << 16,
                          dw11=1 | 1 << 16).status == 0  # fmt: skip
     guest.io.tail = 0
     assert guest.run(Memory.FILL, SLM, io=True, dw12=4).status == 0
+    assert guest.run(0x7F, SLM, io=True).status == Status.INVALID_OPCODE
+    assert repeats_forbidden(guest, guest.io.head - 1)
     assert guest.get(data, PAGE) == b"\xaa" * PAGE  # what was aborted writes nothing later
 
 
@@ -167,6 +176,33 @@ def test_a_reset_ends_commands_in_flight(guest: Guest, how: str) -> None:
     guest.ring(2, 7)  # there is no such queue now
     again = Guest(guest.controller)
     assert again.run(Memory.FILL, SLM, io=True, dw12=4).status == 0
+
+
+def test_no_access_is_under_way_once_bus_mastering_is_off(
+    guest: Guest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """QEMU switches it off at the beginning of a reset of the machine."""
+    inside, go, write = threading.Event(), threading.Event(), guest.ram.write
+
+    def slow(address: int, data: bytes) -> None:
+        inside.set()
+        assert go.wait(60)
+        write(address, data)
+
+    monkeypatch.setattr(guest.ram, "write", slow)
+    guest.io.push(entry(Memory.READ, 1, SLM, prp1=guest.scratch, dw12=PAGE))
+    assert inside.wait(60)
+    off = threading.Thread(target=guest.controller.write_config, args=(COMMAND, bytes(2)))
+    off.start()
+    off.join(0.2)
+    under_way = off.is_alive()
+    go.set()
+    off.join(60)
+    assert under_way
+    written = list(guest.ram.written)
+    assert (guest.scratch, PAGE) in written
+    time.sleep(0.05)
+    assert guest.ram.written == written  # the completion too was before, or had no memory
 
 
 def test_shutdown_is_acknowledged(guest: Guest) -> None:

@@ -31,8 +31,8 @@ from nearstep.linux.nvme.standard import (
 from nearstep.linux.nvme.transfer import Command
 
 ERROR_LOG, HEALTH_LOG, SLOT_LOG, EFFECTS_LOG = 0x01, 0x02, 0x03, 0x05
-NUMBER_OF_QUEUES, PROFILE = 0x07, 0x19
-FEATURES = {0x01: 0, 0x02: 0, 0x04: 0x157, 0x05: 0, 0x06: 1, NUMBER_OF_QUEUES: 0, 0x08: 0,
+WRITE_CACHE, NUMBER_OF_QUEUES, PROFILE = 0x06, 0x07, 0x19
+FEATURES = {0x01: 0, 0x02: 0, 0x04: 0x157, 0x05: 0, WRITE_CACHE: 1, NUMBER_OF_QUEUES: 0, 0x08: 0,
             0x09: 0, 0x0A: 0, 0x0B: 0, PROFILE: 0}  # fmt: skip
 """Values of features after a reset."""
 
@@ -81,10 +81,14 @@ class AdminCommands:
         self.complete_events()
 
     def execute(self, queue: SubmissionQueue, command: Command) -> int | None:
-        """Execute a command of the admin queue; see `Commands`.
+        """Execute a command of the admin queue; see `Commands`."""
+        result = self._execute(queue, command)
+        if command.opcode == Admin.SET_FEATURES and not self._caches:
+            self._flush(command)  # what is in the cache that was switched off
+        return result
 
-        The lock is held: a reset must not be in the middle. No admin command uses the card.
-        """
+    def _execute(self, queue: SubmissionQueue, command: Command) -> int | None:
+        """The lock is held: a reset must not be in the middle. No admin command uses the card."""
         with self._controller.lock:
             require(queue.alive, Status.ABORTED_BY_DELETION)
             require(command.flags == 0)
@@ -101,9 +105,7 @@ class AdminCommands:
         """Execute a command of an I/O queue; see `Commands`."""
         require(command.flags == 0)
         if command.opcode == Nvm.FLUSH and command.namespace == ALL_NAMESPACES:
-            for each in self._namespaces:
-                if each.command_set == CommandSet.NVM:
-                    each.commands[Nvm.FLUSH](command)
+            self._flush(command)
             return 0
         namespace = reachable(self._controller.namespaces, command.namespace)
         if namespace is None:
@@ -112,7 +114,21 @@ class AdminCommands:
         own = namespace.commands.get(command.opcode)
         if own is None:
             raise StatusError(Status.INVALID_OPCODE)
-        return own(command) or 0
+        result = own(command) or 0
+        drive = namespace.command_set == CommandSet.NVM
+        if drive and command.opcode == Nvm.WRITE and not self._caches:
+            self._flush(command)
+        return result
+
+    @property
+    def _caches(self) -> bool:
+        """Whether the host lets drives keep writes in volatile caches."""
+        return bool(self._features[WRITE_CACHE] & 1)
+
+    def _flush(self, command: Command) -> None:
+        for each in self._namespaces:
+            if each.command_set == CommandSet.NVM:
+                each.commands[Nvm.FLUSH](command)
 
     def _identify(self, queue: SubmissionQueue, command: Command) -> int:
         vendor = (IDENTITY.vendor, IDENTITY.subsystem_vendor)
@@ -142,7 +158,7 @@ class AdminCommands:
             return own[identifier]()
         general: dict[int, Callable[[], bytes]] = {
             ERROR_LOG: lambda: bytes(64),
-            HEALTH_LOG: identify.health,
+            HEALTH_LOG: lambda: identify.health(self._namespaces),
             SLOT_LOG: lambda: bytes([1, *bytes(7), *b"0.1     "]).ljust(512, b"\0"),
             EFFECTS_LOG: lambda: self._effects(command.bits(14, 31, 24)),
         }

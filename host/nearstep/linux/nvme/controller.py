@@ -217,6 +217,11 @@ class NvmeController(PciFunction):
         cc = self._registers[Register.CC]
         return cc >> 16 & 0xF, cc >> 20 & 0xF
 
+    def write_config(self, offset: int, data: bytes) -> None:
+        """As of `PciFunction`; once bus mastering is off, no access to memory is under way."""
+        with self.lock:
+            super().write_config(offset, data)
+
     def read_bar(self, number: int, offset: int, nbytes: int) -> bytes:
         with self.lock:
             self.counters.mmio_reads += 1
@@ -339,7 +344,8 @@ class NvmeController(PciFunction):
     ) -> None:
         """Write a completion, to a queue that has room, and interrupt the host."""
         to = queue.completions
-        word = status << 1 | (0 if status == Status.SUCCESS else DO_NOT_RETRY << 1) | to.phase
+        may_be_repeated = status in (Status.SUCCESS, Status.ABORTED_BY_DELETION)
+        word = status << 1 | (0 if may_be_repeated else DO_NOT_RETRY << 1) | to.phase
         words = struct.pack("<QHH", result, queue.head, queue.number)
         address = to.base + COMPLETION_BYTES * to.tail
         try:

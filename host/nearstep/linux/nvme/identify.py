@@ -22,6 +22,9 @@ EVENT_REQUESTS = 4
 SUPPORTED = 1
 """CSUPP of the commands supported and effects log, LSUPP of the supported log pages."""
 
+DATA_UNIT_BYTES = 512_000
+"""Of SMART: thousands of 512 bytes, rounded up."""
+
 Namespaces = Sequence[Namespace]
 
 
@@ -130,6 +133,17 @@ def supported_logs(identifiers: Iterable[int]) -> bytes:
     return bytes(data)
 
 
-def health() -> bytes:
-    """SMART / health information (LID 02h): 300 K, all spare capacity left."""
-    return struct.pack("<BHBBB", 0, 300, 100, 10, 0).ljust(512, b"\0")
+def health(namespaces: Namespaces) -> bytes:
+    """SMART / health information (LID 02h): 300 K, all spare capacity left, traffic of drives."""
+    data = bytearray(512)
+    struct.pack_into("<BHBBB", data, 0, 0, 300, 100, 10, 0)
+    traffic = [each.traffic for each in namespaces if isinstance(each, DriveNamespace)]
+    totals = (
+        sum(-(-each.read_bytes // DATA_UNIT_BYTES) for each in traffic),
+        sum(-(-each.written_bytes // DATA_UNIT_BYTES) for each in traffic),
+        sum(each.reads for each in traffic),
+        sum(each.writes for each in traffic),
+    )
+    for number, total in enumerate((*totals, 0, 1)):  # busy time, power cycles
+        struct.pack_into("<Q", data, 32 + 16 * number, total)
+    return bytes(data)

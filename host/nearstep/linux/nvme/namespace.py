@@ -7,6 +7,7 @@ import struct
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,12 +82,26 @@ class Namespace(ABC):
         """Close the storage, after the last command."""
 
 
+@dataclass
+class Traffic:
+    """Commands of a host that succeeded, and their bytes, since a drive was opened."""
+
+    reads: int = 0
+    writes: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+
+
 class DriveNamespace(Namespace):
     """The drive's file as blocks of 4 KiB.
 
     Parameters
     ----------
     path : an existing file, of whole blocks.
+
+    Attributes
+    ----------
+    traffic
 
     Raises
     ------
@@ -105,6 +120,7 @@ class DriveNamespace(Namespace):
                 f"drive {path} must be of whole blocks of {1 << LBA_SHIFT} bytes, not {nbytes}"
             )
         self.blocks = nbytes >> LBA_SHIFT
+        self.traffic = Traffic()
 
     @property
     def commands(self) -> Mapping[int, Run]:
@@ -145,7 +161,10 @@ class DriveNamespace(Namespace):
         return first, count
 
     def _read(self, command: Command) -> None:
-        command.send(self.read_blocks(*self._span(command)))
+        data = self.read_blocks(*self._span(command))
+        command.send(data)
+        self.traffic.reads += 1
+        self.traffic.read_bytes += len(data)
 
     def _write(self, command: Command) -> None:
         first, count = self._span(command)
@@ -154,6 +173,8 @@ class DriveNamespace(Namespace):
         require(written == len(data), Status.INTERNAL_ERROR)
         if command.bits(12, 30, 30):  # force unit access
             self._flush(command)
+        self.traffic.writes += 1
+        self.traffic.written_bytes += len(data)
 
     def _flush(self, command: Command) -> None:
         self._storage(self.flush)
