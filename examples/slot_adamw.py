@@ -2,12 +2,14 @@
 
     python examples/slot_adamw.py "pci:0000:01:00.0?lanes=4&chunk_bytes=512" [PARAMETERS [STEPS]]
 
-Then it resets the device, whose memory must keep its contents, and prints SHA-256 of p, m and v.
+Then it prints interrupts that VFIO has counted (`access=vfio`), resets the device, whose memory
+must keep its contents, and prints SHA-256 of p, m and v.
 """
 
 import hashlib
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -29,6 +31,8 @@ def main(url: str, count: int = 4112, steps: int = 10) -> None:
             card.update("adamw", arrays, step=step, lr=1e-3).wait()
         milliseconds = (time.monotonic() - begin) / steps * 1000
         print(f"{steps} steps of {count} parameters, {milliseconds:.1f} ms a step")
+        interrupts = Path("/proc/interrupts").read_text().splitlines()
+        print(*(line for line in interrupts if "vfio" in line), sep="\n", end="")
         card.reset()
         for name in "pmv":
             print(f"{hashlib.sha256(arrays[name].read().tobytes()).hexdigest()}  {name}")

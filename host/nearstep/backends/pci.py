@@ -1,24 +1,27 @@
-"""`pci:`: a card in a slot of this machine, such as `pci:0000:01:00.0`, without a driver of the
-kernel.
+"""`pci:`: a card in a slot of this machine, such as `pci:0000:01:00.0`, without a driver of its own
+in the kernel.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import select
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.backends.base import Backend, Poll
 from nearstep.backends.options import AnyTarget, Family, Variant, parse_options
+from nearstep.backends.vfio import DRIVER, VfioFunction
 from nearstep.errors import DeviceError, MismatchError, UrlError, WaitTimeoutError
-from nearstep_spec.codec import Nested
+from nearstep_spec.codec import Nested, Option
 from nearstep_spec.pcie import MEMORY_BAR, REGISTER_BAR, REGISTER_BYTES
 from nearstep_spec.smartssd.config import SmartssdConfig
 
@@ -31,6 +34,10 @@ ACCESSES: tuple[Literal["B"], Literal["I"], Literal["Q"]] = ("B", "I", "Q")
 FUNCTIONS = Path("/sys/bus/pci/devices")
 NOTHING = b"\xff\xff\xff\xff"
 """What a read returns that nothing has answered."""
+
+
+SLEEP_S = 0.001
+"""Most seconds of a step of a wait for an interrupt."""
 
 
 class SilentCardError(DeviceError):
@@ -57,11 +64,14 @@ class Slot(Protocol):
         DeviceError : the slot cannot.
         """
 
+    def sleep(self) -> None:
+        """Sleep until an interrupt, or for `SLEEP_S`; not at all if the slot has no interrupts."""
+
     def close(self) -> None: ...
 
 
-class ResourceSlot:
-    """BARs by the resource files of sysfs, which need the rights of root.
+class MappedSlot(ABC):
+    """BARs that are mapped.
 
     Loads and stores have 8 bytes where they can: a copy by the C library may use single bytes.
 
@@ -69,25 +79,30 @@ class ResourceSlot:
     ----------
     memory_bytes : least size of the memory BAR.
 
+    Attributes
+    ----------
+    driver : the kernel's driver that must have the function, or `none`.
+
     Raises
     ------
     UrlError : there is no such function, or its files cannot be opened.
-    MismatchError : a driver has it, or its BARs are others.
+    MismatchError : another driver has it, or its BARs are others.
     """
+
+    driver: ClassVar[str]
 
     def __init__(self, name: str, memory_bytes: int) -> None:
         self._folder = FUNCTIONS / name
         if not name or not self._folder.is_dir():
             raise UrlError(f"pci:{name}", "there is no such function", sorted(_functions()))
         driver = self._folder / "driver"
-        if driver.exists():
-            raise MismatchError(f"driver of {name}", "none", driver.resolve().name)
-        enabled = self._folder / "enable"
+        has = driver.resolve().name if driver.exists() else "none"
+        if has != self.driver:
+            raise MismatchError(f"driver of {name}", self.driver, has)
         self._views: dict[int, dict[str, memoryview]] = {}
         self._open = ExitStack()
         try:
-            if int(enabled.read_text()) == 0:
-                enabled.write_text("1")
+            self._prepare()
             for bar, least in ((REGISTER_BAR, REGISTER_BYTES), (MEMORY_BAR, memory_bytes)):
                 self._map(bar, least)
         except OSError as error:
@@ -97,16 +112,19 @@ class ResourceSlot:
             self._open.close()
             raise
 
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make the function ready for accesses."""
+
+    @abstractmethod
+    def _file(self, bar: int) -> tuple[int, int, int]:
+        """Bytes of a BAR, 0 if it is missing, a file that has it, and where it begins there."""
+
     def _map(self, bar: int, least: int) -> None:
-        path = self._folder / f"resource{bar}"
-        nbytes = path.stat().st_size if path.exists() else 0
+        nbytes, file, at = self._file(bar)
         if nbytes < least:
-            raise MismatchError(f"BAR {bar} of {path.parent.name}", f"{least} bytes", nbytes)
-        file = os.open(path, os.O_RDWR | os.O_SYNC)
-        try:
-            pages = self._open.enter_context(mmap.mmap(file, nbytes))
-        finally:
-            os.close(file)
+            raise MismatchError(f"BAR {bar} of {self._folder.name}", f"{least} bytes", nbytes)
+        pages = self._open.enter_context(mmap.mmap(file, nbytes, offset=at))
         whole = self._open.enter_context(memoryview(pages))
         self._views[bar] = {each: self._open.enter_context(whole.cast(each)) for each in ACCESSES}
 
@@ -127,6 +145,31 @@ class ResourceSlot:
                 view[index] = word
             at += words.nbytes
 
+    def close(self) -> None:
+        self._open.close()
+
+
+class ResourceSlot(MappedSlot):
+    """BARs by the resource files of sysfs, which need the rights of root."""
+
+    driver = "none"
+
+    def _prepare(self) -> None:
+        enabled = self._folder / "enable"
+        if int(enabled.read_text()) == 0:
+            enabled.write_text("1")
+
+    def _file(self, bar: int) -> tuple[int, int, int]:
+        path = self._folder / f"resource{bar}"
+        if not path.exists():
+            return 0, -1, 0
+        file = os.open(path, os.O_RDWR | os.O_SYNC)
+        self._open.callback(os.close, file)
+        return path.stat().st_size, file, 0
+
+    def sleep(self) -> None:
+        pass
+
     def reset(self) -> None:
         try:
             (self._folder / "reset").write_text("1")
@@ -134,8 +177,34 @@ class ResourceSlot:
             reason = f"the kernel knows no reset of {self._folder.name}: {error.strerror}"
             raise DeviceError(reason) from None
 
-    def close(self) -> None:
-        self._open.close()
+
+class VfioSlot(MappedSlot):
+    """BARs and the interrupt by VFIO, which needs the rights for the nodes of /dev/vfio."""
+
+    driver = DRIVER
+
+    def _prepare(self) -> None:
+        self._function = VfioFunction(self._folder)
+        self._open.callback(self._function.close)
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._open.callback(os.close, self._event)
+        self._function.listen(self._event)
+
+    def _file(self, bar: int) -> tuple[int, int, int]:
+        nbytes, at, mappable = self._function.region(bar)
+        if nbytes and not mappable:
+            raise MismatchError(f"BAR {bar} of {self._folder.name}", "mappable", "of whole pages")
+        return nbytes, self._function.file, at
+
+    def sleep(self) -> None:
+        if select.select([self._event], [], [], SLEEP_S)[0]:
+            os.eventfd_read(self._event)
+
+    def reset(self) -> None:
+        try:
+            self._function.reset()
+        except OSError as error:
+            raise DeviceError(f"{error.filename}: {error.strerror}") from None
 
 
 def _functions() -> list[str]:
@@ -158,8 +227,8 @@ def _accesses(offset: int, nbytes: int) -> Iterator[tuple[Literal["B", "I", "Q"]
 class PciBackend(Backend):
     """A card whose BARs a slot gives access to.
 
-    Writes have no answer. The end of a run is polled. A step of a wait is a look at a register, and
-    takes more than a cycle of the card.
+    Writes have no answer. A step of a wait is a look at a register and the slot's sleep, and takes
+    more than a cycle of the card.
 
     Parameters
     ----------
@@ -203,6 +272,7 @@ class PciBackend(Backend):
         for _ in range(max_cycles + 1):
             if any(poll.holds(self.read_register(poll.address)) for poll in polls):
                 return
+            self._slot.sleep()
         raise WaitTimeoutError(" or ".join(map(str, polls)), max_cycles, unit="steps")
 
     def reset(self) -> None:
@@ -220,6 +290,11 @@ class PciBackend(Backend):
 @dataclass(frozen=True, kw_only=True)
 class PciOptions:
     """Options of `pci:SLOT`: those of the card, which must be as its hardware has been made."""
+
+    access: Annotated[
+        Literal["resource", "vfio"],
+        Option(meaning="how BARs are mapped: resource files of sysfs, or VFIO with the interrupt"),
+    ] = "resource"
 
     card: Annotated[SmartssdConfig, Nested(omit=("address_width", "windows", "bursts_ahead"))] = (
         field(default_factory=SmartssdConfig)
@@ -248,13 +323,14 @@ def open_device(name: str, options: dict[str, str]) -> PciBackend:
     Raises
     ------
     OptionError
-    UrlError, MismatchError : as `ResourceSlot`.
+    UrlError, MismatchError : as `MappedSlot` and `VfioFunction`.
     SilentCardError
     """
-    card = parse_options(PciOptions, f"pci:{name}", options).card
-    slot = ResourceSlot(name, card.memory_bytes)
+    chosen = parse_options(PciOptions, f"pci:{name}", options)
+    kind = VfioSlot if chosen.access == "vfio" else ResourceSlot
+    slot = kind(name, chosen.card.memory_bytes)
     try:
-        return PciBackend(slot, card)
+        return PciBackend(slot, chosen.card)
     except BaseException:
         slot.close()
         raise

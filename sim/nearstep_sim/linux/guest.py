@@ -3,7 +3,7 @@
 The guest looks at the card with Debian's nvme-cli, writes and reads the drive, and trains ten steps
 of AdamW on the card by standard commands. SHA-256 of p, m and v are compared with those of
 `torch.optim.AdamW(fused=True)`. With `--front bars` it trains on the card's own BARs, with the
-driver that every device has.
+driver that every device has: over resource files, and once more over VFIO.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nearstep.linux.nvme.card import open_controller
 from nearstep.linux.nvme.controller import Counters, NvmeController
 from nearstep.linux.vfio_user import Server
 from nearstep_sim.linux.initramfs import Initramfs
-from nearstep_sim.linux.packages import LOADER, QEMU, VIRTIOFSD, PackagesError, unpacked
+from nearstep_sim.linux.packages import LOADER, QEMU, VFIO, VIRTIOFSD, PackagesError, unpacked
 from nearstep_sim.linux.train import numbers
 from nearstep_sim.nvme.controller import RtlController
 from nearstep_spec.cache import cache_dir
@@ -51,9 +51,13 @@ SLOT = "0000:01:00.0"
 OWN_BARS = f"""run "uname -r"
 run "grep PCI_ID /sys/bus/pci/devices/{SLOT}/uevent"
 run "cat /sys/bus/pci/devices/{SLOT}/resource | head -3"
-python
+python "{{}}"
+vfio {SLOT}
+python "{{}}"
 """
-"""Script of a guest that has the card itself."""
+"""Script of a guest that has the card itself, for the arguments of two trainings."""
+
+ACCESSES: tuple[Literal["resource", "vfio"], ...] = ("resource", "vfio")
 
 MEMORY_MIB, CARD_MIB, DRIVE_MIB = 512, 16, 64
 PYTHON_MIB = 1536
@@ -166,8 +170,9 @@ def boot(
                 file.truncate(DRIVE_MIB << 20)
         with serving(url, drive, folder / "card", queues) as function:
             if isinstance(function, CardFunction):
-                script = OWN_BARS
-                python = [str(SLOT_EXAMPLE), slot_name(function, SLOT), str(count), str(steps)]
+                names = (slot_name(function, SLOT, access) for access in ACCESSES)
+                script = OWN_BARS.format(*(f"'{name}' {count} {steps}" for name in names))
+                python = [str(SLOT_EXAMPLE)]
             guest = Guest(folder, count, steps, script, python, below_port=drive is None)
             for each in kills:
                 guest.run(limit_s=each)
@@ -200,9 +205,9 @@ def serving(
         function.close()
 
 
-def slot_name(function: CardFunction, slot: str) -> str:
+def slot_name(function: CardFunction, slot: str, access: Literal["resource", "vfio"]) -> str:
     """Name of the device in a guest that has a function in a slot."""
-    options = to_text(PciOptions(card=function.config))
+    options = to_text(PciOptions(card=function.config, access=access))
     return f"pci:{slot}?" + "&".join(f"{key}={text}" for key, text in options.items())
 
 
@@ -218,7 +223,8 @@ class Guest:
     python : arguments of this interpreter, which runs in the guest behind the other commands, with
         the packages of this process: the guest has the files of this machine, read-only, at their
         paths. Only /dev/shm can be written.
-    below_port : the card is below a root port, at `SLOT`.
+    below_port : the card is below a root port, at `SLOT`; the guest has an IOMMU, too, and Linux's
+        modules of VFIO, which need one.
 
     Attributes
     ----------
@@ -243,7 +249,11 @@ class Guest:
         self._has_python, self._below_port = bool(python), below_port
         made = _initramfs(self.files, folder, f"{digest} {count} {steps}", script)
         if python:
-            made.add("python", shlex.join(_in_guest(python)).encode())
+            made.add("python", f'{shlex.join(_in_guest(python))} "$@"'.encode())
+        if below_port:
+            made.add("modules/order", "\n".join(VFIO).encode())
+            for each in VFIO:
+                made.add(f"modules/{each}.ko", (self.files / "modules" / f"{each}.ko").read_bytes())
         self._initramfs.write_bytes(made.archive())
 
     def run(
@@ -312,7 +322,8 @@ class Guest:
         at = {"type": "unix", "path": str(self.socket)}
         place = {"bus": "below"} if self._below_port else {"addr": "1"}
         device = json.dumps({"driver": "vfio-user-pci", "socket": at, **place})
-        port = ["-device", "pcie-root-port,id=below,addr=1,chassis=1"] if self._below_port else []
+        iommu = "intel-iommu,intremap=on,caching-mode=on"
+        port = ["-device", iommu, "-device", "pcie-root-port,id=below,addr=1,chassis=1"]
         return [
             *self.program(QEMU),
             "-L", str(self.files / "share"), "-nodefaults", "-no-user-config", "-display", "none",
@@ -323,7 +334,7 @@ class Guest:
             "-m", f"{memory_mib}M", "-kernel", str(self.files / "vmlinuz"),
             "-initrd", str(self._initramfs), "-append", COMMAND_LINE, "-serial", "stdio",
             "-qmp", f"unix:{self._monitor},server=on,wait=off",
-            *port, "-device", device,
+            *(port if self._below_port else ()), "-device", device,
         ]  # fmt: skip
 
     @contextmanager
@@ -428,7 +439,8 @@ def main() -> None:
     print(f"boot to power-off: {found.seconds:.1f} s, {found.power_off_s:.2f} s of it power-off")
     print(found.counters)
     wanted = sums_of_torch(given.parameters, given.steps)
-    equal = wanted * (3 if python else 1) == list(found.sums)
+    trainings = len(ACCESSES) if given.front == "bars" else 3 if python else 1
+    equal = wanted * trainings == list(found.sums)
     print(f"p, m and v {'equal' if equal else 'DIFFER FROM'} those of torch, fused, in every bit")
     sys.exit(not equal)
 

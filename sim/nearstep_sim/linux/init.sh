@@ -23,12 +23,21 @@ ready() {
 }
 
 python() {
-    mkdir -p /host
-    mount -t virtiofs -o ro host /host
-    for each in dev proc sys; do mount --bind /$each /host/$each; done
-    mkdir -p /dev/shm
-    mount -t tmpfs shm /dev/shm
-    run "sh /python"
+    if mkdir /host 2>/dev/null; then
+        mount -t virtiofs -o ro host /host
+        for each in dev proc sys; do mount --bind /$each /host/$each; done
+        mkdir -p /dev/shm
+        mount -t tmpfs shm /dev/shm
+    fi
+    run "sh /python${1:+ $*}"
+}
+
+# Gives the function in a slot to vfio-pci.
+vfio() {
+    for each in $(cat /modules/order); do insmod /modules/$each.ko; done
+    run "echo vfio-pci > /sys/bus/pci/devices/$1/driver_override"
+    run "echo $1 > /sys/bus/pci/drivers_probe"
+    run "ls /dev/vfio"
 }
 
 finish() {

@@ -7,6 +7,7 @@ dependency, libc included, and installs nothing on this machine.
 from __future__ import annotations
 
 import hashlib
+import lzma
 import os
 import platform
 import re
@@ -25,7 +26,10 @@ INSTALLED = ("qemu-system-x86", "nvme-cli", "fio", "virtiofsd")
 """Packages whose dependencies are fetched, too. QEMU has a client of vfio-user from 10.1 on."""
 
 KERNEL = "linux-image-cloud-amd64"
-"""Depends on the kernel's package. Its NVMe driver is built in, so a guest needs no modules."""
+"""Depends on the kernel's package. Its NVMe driver is built in, so only a guest of VFIO needs modules."""
+
+VFIO = ("irqbypass", "vfio", "vfio_iommu_type1", "vfio-pci-core", "vfio-pci")
+"""Modules of the kernel, in the order in which they can be inserted."""
 
 ALONE = ("busybox-static",)
 QEMU = "qemu-system-x86_64"
@@ -33,7 +37,7 @@ VIRTIOFSD = "virtiofsd"
 LOADER = "ld-linux-x86-64.so.2"
 """Of the packages' libc: this machine's may be older."""
 
-LAYOUT = 4
+LAYOUT = 5
 """Raised when the content of the folder changes."""
 
 
@@ -54,7 +58,8 @@ class PackagesError(NearstepError, RuntimeError):
 
 def unpacked() -> Path:
     """Return a folder of the cache with QEMU, its firmware (`share`), libraries of all programs
-    (`lib`), the guest's kernel, busybox, nvme and fio; they are fetched if they are not there.
+    (`lib`), the guest's kernel, its modules of VFIO (`modules`), busybox, nvme and fio; they are
+    fetched if they are not there.
 
     Raises
     ------
@@ -129,6 +134,12 @@ def _fetch(folder: Path) -> Path:
     shutil.copytree(root / "usr/share/qemu", made / "share", ignore_dangling_symlinks=True)
     shutil.copy(root / "usr/share/seabios/bios-256k.bin", made / "share")
     shutil.copy(next((root / "boot").glob("vmlinuz-*")), made / "vmlinuz")
+    (made / "modules").mkdir()
+    for name in VFIO:
+        packed = next((root / "usr/lib/modules").rglob(f"{name}.ko.xz"), None)
+        if packed is None:
+            raise PackagesError("unpack the kernel's modules", f"it has no {name}.ko.xz")
+        (made / "modules" / f"{name}.ko").write_bytes(lzma.decompress(packed.read_bytes()))
     shutil.copy(root / "usr/bin/busybox", made)
     libraries = root / "usr/lib/x86_64-linux-gnu"
     loader = str(root / "usr/lib64" / LOADER)
