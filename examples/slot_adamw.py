@@ -31,8 +31,9 @@ def main(url: str, count: int = 4112, steps: int = 10) -> None:
             card.update("adamw", arrays, step=step, lr=1e-3).wait()
         milliseconds = (time.monotonic() - begin) / steps * 1000
         print(f"{steps} steps of {count} parameters, {milliseconds:.1f} ms a step")
-        interrupts = Path("/proc/interrupts").read_text().splitlines()
-        print(*(line for line in interrupts if "vfio" in line), sep="\n", end="")
+        for line in Path("/proc/interrupts").read_text().splitlines():
+            if "vfio" in line:
+                print(line)
         card.reset()
         for name in "pmv":
             print(f"{hashlib.sha256(arrays[name].read().tobytes()).hexdigest()}  {name}")

@@ -111,13 +111,16 @@ def test_the_driver_in_a_guest_trains_on_the_cards_own_bars(url: str, count: int
         found = boot(url, count=count, steps=10, front="bars")
     except PackagesError as error:
         pytest.skip(str(error))
-    assert list(found.sums) == sums_of_torch(count, 10)
+    assert list(found.sums) == 2 * sums_of_torch(count, 10)  # by resource files, by VFIO
     assert "PCI_ID=10EE:9034" in found.console
+    assert "vfio_container_dma_unmap" not in found.console
     counters = found.counters
     assert isinstance(counters, BarCounters)
     assert (counters.refused, counters.unanswered) == (0, 0), counters
-    assert counters.writes > (3 + 10) * count / 2  # stores of 8 bytes
-    assert counters.reads > 3 * count / 2
+    assert counters.writes > 2 * (3 + 10) * count / 2  # stores of 8 bytes
+    assert counters.reads > 2 * 3 * count / 2
+    seen = re.findall(r"^ *\d+: +(\d+) .*vfio-msix\[0\]", found.console, re.MULTILINE)
+    assert list(map(int, seen)) == [counters.interrupts] == [10]
 
 
 def test_a_missing_tool_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

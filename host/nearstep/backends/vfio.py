@@ -65,7 +65,8 @@ class VfioFunction:
     def __init__(self, folder: Path) -> None:
         group = folder / "iommu_group"
         if not group.exists():
-            raise MismatchError(f"IOMMU group of {folder.name}", "one of Linux", "none")
+            wanted = "one of an IOMMU, or of vfio's enable_unsafe_noiommu_mode"
+            raise MismatchError(f"IOMMU group of {folder.name}", wanted, "none")
         number = group.resolve().name
         made_up = NODES / f"noiommu-{number}"
         path = made_up if made_up.exists() else NODES / number

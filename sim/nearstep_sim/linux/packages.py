@@ -26,7 +26,7 @@ INSTALLED = ("qemu-system-x86", "nvme-cli", "fio", "virtiofsd")
 """Packages whose dependencies are fetched, too. QEMU has a client of vfio-user from 10.1 on."""
 
 KERNEL = "linux-image-cloud-amd64"
-"""Depends on the kernel's package. Its NVMe driver is built in, so only a guest of VFIO needs modules."""
+"""Depends on the kernel's package. Its NVMe driver is built in: only VFIO needs modules."""
 
 VFIO = ("irqbypass", "vfio", "vfio_iommu_type1", "vfio-pci-core", "vfio-pci")
 """Modules of the kernel, in the order in which they can be inserted."""

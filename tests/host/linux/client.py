@@ -95,7 +95,9 @@ class Client:
         return self.call(MAP, body, () if fd is None else (fd,)).error
 
     def unmap(self, address: int, nbytes: int) -> int:
-        return self.call(UNMAP, struct.pack("<IIQQ", 24, 0, address, nbytes)).error
+        """Bytes that were mapped, or -errno."""
+        reply = self.call(UNMAP, struct.pack("<IIQQ", 24, 0, address, nbytes))
+        return -reply.error or int(struct.unpack("<IIQQ", reply.body)[3])
 
     def read(self, region: int, offset: int, count: int) -> bytes:
         reply = self.call(READ, struct.pack("<QII", offset, region, count))

@@ -77,6 +77,9 @@ class ClientSlot:
         assert self.client.call(vfio.RESET).error == 0
         self.client.write(CONFIG_REGION, 4, b"\x06\x00")
 
+    def sleep(self) -> None:
+        pass
+
     def listen(self) -> int:
         """Enable the vector; return its eventfd."""
         event = self.client.eventfd()
