@@ -56,6 +56,13 @@ class EngineStatus(IntEnum):
     PRP_OFFSET_INVALID = 0x013
 
 
+def completed(status: int) -> int:
+    """Status field of a completion, without the phase: a host may repeat what was aborted because
+    its queue was deleted, and nothing else that failed."""
+    may_repeat = status in (EngineStatus.SUCCESS, EngineStatus.ABORTED_BY_DELETION)
+    return status if may_repeat else status | DO_NOT_RETRY
+
+
 @dataclass(frozen=True, kw_only=True)
 class NvmeConfig:
     """Shape of a queue engine."""

@@ -32,14 +32,14 @@ from nearstep_hw.nvme.registers import ADDRESS_BITS, NvmeRegisters
 from nearstep_hw.nvme.under_way import UnderWay
 from nearstep_hw.nvme.walker import PrpWalker
 from nearstep_hw.stream.fifo import StreamFifo
-from nearstep_spec.nvme import DO_NOT_RETRY, EngineStatus
+from nearstep_spec.nvme import EngineStatus, completed
 
 ADMIN, IO = 0, 1
 REPORTS = 4  # as many as a controller has requests for events
 IDENTIFIER_AT = 16  # in an entry
 NUMBER_BITS = 16  # of a queue, or of an entry, in a completion
 EARLY, LATE = 0x0FFF, 0xF000  # bytes of a completion: the last dword has the phase
-ABORTED = DO_NOT_RETRY | EngineStatus.ABORTED_BY_DELETION
+ABORTED = completed(EngineStatus.ABORTED_BY_DELETION)
 
 Job = data.StructLayout(
     {

@@ -13,12 +13,12 @@ from nearstep.linux.nvme.controller import (
     SubmissionQueue,
 )
 from nearstep.linux.nvme.namespace import Namespace
-from nearstep.linux.nvme.standard import DO_NOT_RETRY, TRANSFER_BYTES, Status, StatusError, require
+from nearstep.linux.nvme.standard import TRANSFER_BYTES, Status, StatusError, require
 from nearstep.linux.nvme.transfer import Command
 from nearstep.linux.pci import DmaError
 from nearstep_hw.nvme.layout import OrderKind
 from nearstep_sim.nvme.engine import RtlEngine
-from nearstep_spec.nvme import ENABLE, MSIX_TABLE, READY, Register
+from nearstep_spec.nvme import ENABLE, MSIX_TABLE, READY, Register, completed
 
 
 class WalkedCommand(Command):
@@ -190,7 +190,7 @@ class RtlController(NvmeController):
     def _complete(
         self, queue: SubmissionQueue, flight: Flight, status: Status, found: int | None
     ) -> None:
-        word = 0 if status == Status.SUCCESS else status | DO_NOT_RETRY
+        word = completed(status)
         self.engine.done(queue.number != 0, word, found or 0, complete=found is not None)
 
     def _shut_down(self) -> None:

@@ -30,7 +30,6 @@ from nearstep_sim.bench.axi_checker import AxiChecker
 from nearstep_sim.bench.axi_memory import DECERR, OKAY, STALL_MODES, AxiMemory, BurstError
 from nearstep_sim.bench.axi_sample import Address, AxiSample, ReadBeat, WriteBeat
 from nearstep_spec.nvme import (
-    DO_NOT_RETRY,
     FATAL,
     MSIX_PENDING,
     MSIX_TABLE,
@@ -39,6 +38,7 @@ from nearstep_spec.nvme import (
     EngineStatus,
     NvmeConfig,
     Register,
+    completed,
 )
 
 PAGES = 96
@@ -517,7 +517,7 @@ class Bench:
             if found is None:
                 self._requests.append(key[1])
             self._offer("i_done", io=key[0] != 0, complete=found is not None, result=result,
-                        status=status | (DO_NOT_RETRY if status else 0))  # fmt: skip
+                        status=completed(status))  # fmt: skip
 
 
 class Alone:
@@ -954,7 +954,7 @@ class RandomResets:
             if not fields[4] & 1:
                 break
             assert fields[2] == queue.number
-            assert fields[4] >> 1 in (0, DO_NOT_RETRY | EngineStatus.ABORTED_BY_DELETION)
+            assert fields[4] >> 1 in (0, completed(EngineStatus.ABORTED_BY_DELETION))
             found.append(fields[3])
         assert found == pushed[: len(found)]
         assert len(found) < ring.size  # one entry stays free

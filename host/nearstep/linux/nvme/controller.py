@@ -11,7 +11,6 @@ from typing import Protocol
 from nearstep.errors import ArgumentError
 from nearstep.linux.nvme.namespace import Namespace
 from nearstep.linux.nvme.standard import (
-    DO_NOT_RETRY,
     IO_QUEUES,
     PAGE_BYTES,
     Register,
@@ -34,6 +33,7 @@ from nearstep_spec.nvme import (
     READY,
     SHUTDOWN_BUSY,
     SHUTDOWN_DONE,
+    completed,
 )
 from nearstep_spec.nvme import COMPLETION_BYTES as COMPLETION_BYTES
 from nearstep_spec.nvme import ENTRY_BYTES as ENTRY_BYTES
@@ -344,8 +344,7 @@ class NvmeController(PciFunction):
     ) -> None:
         """Write a completion, to a queue that has room, and interrupt the host."""
         to = queue.completions
-        may_be_repeated = status in (Status.SUCCESS, Status.ABORTED_BY_DELETION)
-        word = status << 1 | (0 if may_be_repeated else DO_NOT_RETRY << 1) | to.phase
+        word = completed(status) << 1 | to.phase
         words = struct.pack("<QHH", result, queue.head, queue.number)
         address = to.base + COMPLETION_BYTES * to.tail
         try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from enum import IntEnum
 
 from nearstep.errors import NearstepError
-from nearstep_spec.nvme import DO_NOT_RETRY as DO_NOT_RETRY
 from nearstep_spec.nvme import IO_QUEUES as IO_QUEUES
 from nearstep_spec.nvme import MDTS as MDTS
 from nearstep_spec.nvme import PAGE_BYTES as PAGE_BYTES
