@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+import nearstep
 from nearstep.backends.emulated import Injection
 from nearstep.linux.nvme.card import DRIVE, MEMORY, PROGRAMS
 from nearstep.linux.nvme.programs import ProgramNamespace
 from nearstep.linux.nvme.standard import Admin, Choice, Memory, Nvm, Program, Status
 from nearstep.updater.arguments import rule_arguments
+from nearstep.updater.pairs import Pairs
 from nearstep_spec.rule.rules import OPTIMIZERS
 
 from ..optim.conftest import like_torch
@@ -87,7 +89,7 @@ def test_identify_as_linux_asks(guest: Guest) -> None:
     space = identify(0, DRIVE)
     assert struct.unpack_from("<3Q", space) == (DRIVE_BYTES // PAGE,) * 3
     assert (space[25], space[26], space[130]) == (0, 0, 12)
-    assert struct.unpack_from("<HHHBxQB", identify(5, PROGRAMS, 4)) == (4, 256, 2, 16, 0, 0)
+    assert struct.unpack_from("<HHHBxQB", identify(5, PROGRAMS, 4)) == (12, 256, 2, 16, 0, 0)
     assert identify(0x1C)[:9] == b"\x19" + bytes(8)
     wrong = [(0, 4, 0), (0, 0, 0), (0, MEMORY, 0), (3, 9, 0), (5, DRIVE, 3), (6, 0, 2), (0x7F, 1,
              0),
@@ -118,13 +120,14 @@ def test_log_pages(guest: Guest) -> None:
     assert log(5, nbytes=PAGE, dw14=1 << 24) == "INVALID_COMMAND_SET"
     supported = log(0, nbytes=1024)
     assert [n for n in range(256) if supported[4 * n]] == [0, 1, 2, 3, 5, 0x82, 0x83, 0x84]
-    programs = log(0x82, PROGRAMS)
-    assert struct.unpack_from("<I", programs) == (4,)
+    programs = log(0x82, PROGRAMS, 13 * 64)
+    assert struct.unpack_from("<I", programs) == (12,)
     space = guest.controller.namespaces[2]
     assert isinstance(space, ProgramNamespace)
     for number, each in enumerate(space.programs):
         assert programs[64 * (number + 1)] == 0b1010
-        assert programs[64 * (number + 1) + 8 :][:8].hex() == each.form.digest
+        assert programs[64 * (number + 1) + 8 :][:8] == each.identifier
+        assert (each.identifier.hex() == each.form.digest) == (number < 4)
     assert log(0x82, PROGRAMS, 64, 64) == programs[64:128]
     assert log(0x83, PROGRAMS, 32) == bytes(32)
     assert [log(0x82), log(0x82, MEMORY), log(0x77), log(2, offset=516), log(2, offset=2)] == [
@@ -316,14 +319,14 @@ def test_programs_and_range_sets_are_managed(guest: Guest) -> None:
         {"dw10": 1 | 1 << 16},
         {"dw10": 1},
         {"dw10": 0 | 1 << 16},
-        {"dw10": 5 | 1 << 16},
+        {"dw10": 13 | 1 << 16},
         {"dw10": 1 | 2 << 16},
     ]
     assert names(guest, Admin.ACTIVATE_PROGRAM, [(PROGRAMS, row) for row in activate],
     io=False) == [
         "SUCCESS", "SUCCESS", "INVALID_PROGRAM_INDEX", "INVALID_PROGRAM_INDEX", "INVALID_FIELD",
     ]  # fmt: skip
-    load = [{"dw10": 0}, {"dw10": 1}, {"dw10": 5}]
+    load = [{"dw10": 0}, {"dw10": 1}, {"dw10": 13}]
     assert names(guest, Admin.LOAD_PROGRAM, [(PROGRAMS, row) for row in load], io=False) == [
         "INVALID_PROGRAM_INDEX", "NOT_DOWNLOADABLE", "INVALID_PROGRAM_INDEX",
     ]  # fmt: skip
@@ -413,6 +416,56 @@ def train(guest: Guest, adamw: tuple[list[np.ndarray], list[str]], way: str) -> 
     assert [hashlib.sha256(each).hexdigest() for each in got] == wanted
 
 
+@pytest.mark.parametrize("form", ["fused", "scatter"])
+def test_decompressors_are_programs_behind_the_rules(tmp_path: Path, form: str) -> None:
+    """The bits of the device itself, with the same pairs; wrong pairs change nothing."""
+    url = f"{SHAPE}&rules=adam,sgd&compression=scatter,fused"
+    count, chosen = 512, np.array([3, 17, 17, 130, 511], np.uint32)
+    draw = np.random.default_rng(7)
+    p, value = draw.standard_normal((2, count)).astype(np.float32)
+    value = value[: chosen.size]
+    arguments = rule_arguments(OPTIMIZERS["adamw"], "default", step=1, lr=1e-3)
+    with nearstep.open(url) as card:
+        own = {name: card.alloc(count) for name in "pmv"}
+        own["p"].write(p)
+        for name in "mv":
+            own[name].fill(0.0)
+        index, values = card.alloc(chosen.size, dtype=np.uint32), card.alloc(chosen.size)
+        index.write(chosen)
+        values.write(value)
+        card.run_rule(arguments, {**own, "g": Pairs(index, values, form)}).wait()
+        wanted = [own[name].read().tobytes() for name in "pmv"]
+    with guest_of(tmp_path, url) as guest:
+        (space,) = (e for e in guest.controller.namespaces if isinstance(e, ProgramNamespace))
+        assert [(e.form.rule.name, e.compression) for e in space.programs] == [
+            (rule, kind) for kind in ("", "scatter", "fused") for rule in ("adam", "sgd")
+        ]  # fmt: skip
+        assert len({each.identifier for each in space.programs}) == 6
+        pid = 3 if form == "scatter" else 5
+        digest = hashlib.sha256(f"{arguments.form.digest} {form}".encode()).digest()
+        assert space.programs[pid - 1].identifier == digest[:8]
+        assert guest.run(Admin.ACTIVATE_PROGRAM, PROGRAMS, dw10=pid | 1 << 16).status == 0
+        few = 4 * chosen.size
+        spans = [(0, 2048), (2048, few), (4096, few), (8192, 2048), (12288, 2048)]
+        slm_write(guest, 0, p.tobytes())
+        slm_write(guest, 4096, value.tobytes())
+
+        def execute(indices: np.ndarray, *ranges: tuple[int, int]) -> tuple[str, int]:
+            slm_write(guest, 2048, indices.astype(np.uint32).tobytes())
+            guest.put(guest.scratch, ranges_of(*ranges) + block(1, lr=1e-3))
+            found = guest.run(Program.EXECUTE, PROGRAMS, io=True, prp1=guest.scratch, dw2=pid,
+                              dw3=len(ranges), dw4=32 * len(ranges) + 64)  # fmt: skip
+            return Status(found.status).name, found.result
+
+        outside = np.array([3, 17, 17, 130, count])
+        assert execute(outside, *spans) == ("INTERNAL_ERROR", 0)
+        assert execute(chosen, *spans[:1], *spans[2:]) == ("INVALID_RANGE_SET", 0)
+        assert execute(chosen, spans[0], (2048, few - 4), *spans[2:]) == ("INVALID_FIELD", 0)
+        assert slm_read(guest, 0, 2048) == p.tobytes()
+        assert execute(chosen, *spans) == ("SUCCESS", count)
+        assert [slm_read(guest, at, 2048) for at in (0, 8192, 12288)] == wanted
+
+
 def test_execute_is_refused_before_anything_runs(guest: Guest) -> None:
     at = guest.scratch
     spans = [(4096 * number, 4096) for number in range(4)]
@@ -445,7 +498,7 @@ def test_execute_is_refused_before_anything_runs(guest: Guest) -> None:
     odd = ranges_of((4, 4096), (8192, 4096), (16384, 4096), (32768, 4096))  # not on a beat
     uneven = ranges_of((0, 4096), (8192, 2048), (16384, 4096), (32768, 4096))
     assert [
-        execute(table + arguments, pind=0), execute(table + arguments, pind=5),
+        execute(table + arguments, pind=0), execute(table + arguments, pind=13),
         execute(table + arguments, rsid=1), execute(arguments, rsid=0, numr=0),
         execute(arguments, rsid=9, numr=0), execute(table + arguments, dw10=1),
         execute(table + arguments, dw13=1), execute(table, numr=17), execute(table,

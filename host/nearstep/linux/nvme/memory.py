@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from nearstep.buffer import Buffer
 from nearstep.errors import ArgumentError, NearstepError
@@ -89,8 +90,14 @@ class MemoryNamespace(Namespace):
         """Set the namespaces that can be sources of copies, by NSID."""
         self._others = namespaces
 
-    def words(self, start: int, nbytes: int, status: Status = Status.INVALID_FIELD) -> Buffer:
-        """Part of the memory, as words.
+    def words(
+        self,
+        start: int,
+        nbytes: int,
+        status: Status = Status.INVALID_FIELD,
+        dtype: DTypeLike = np.float32,
+    ) -> Buffer:
+        """Part of the memory, as words of 4 bytes.
 
         Raises
         ------
@@ -98,7 +105,8 @@ class MemoryNamespace(Namespace):
         """
         require(start % WORD_BYTES == 0 and nbytes % WORD_BYTES == 0, status)
         require(start + nbytes <= self.nbytes, status)
-        return self._words[start // WORD_BYTES : (start + nbytes) // WORD_BYTES]
+        address, shape = self._words.address + start, (nbytes // WORD_BYTES,)
+        return Buffer(self.card, address, shape, dtype, root=self._words)
 
     def on_card(self, access: Callable[[], Result]) -> Result:
         """Access the card; after a fault of the card it is reset.

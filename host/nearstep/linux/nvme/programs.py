@@ -1,13 +1,16 @@
-"""The namespace of Computational Programs: the update rules of a card.
+"""The namespace of Computational Programs: the update rules and decompressors of a card.
 
 Each rule of the card is a device-defined program: its index is that of the rule in the card's
 configuration, counted from `Choice.FIRST_PROGRAM`, and its identifier (PID) the digest of the
-rule's arithmetic. A host loads nothing; it activates a program, writes arrays to the local memory,
-and executes.
+rule's arithmetic. Behind the rules each form of compressed gradients has programs, of each rule:
+their identifier is the beginning of SHA-256 of the rule's digest, a blank, and the form (of a
+user's decompressor its digest). A host loads nothing; it activates a program, writes arrays to the
+local memory, and executes.
 
 **Arguments of Execute.** Memory ranges, in a set or inline, are the rule's arrays in their order
-(of Adam p, g, m, v), of equal size, fp32. The *argument block* has the contents of the rule's
-registers: 64 bytes, little-endian::
+(of Adam p, g, m, v), of equal size, fp32; with compressed gradients two ranges of one size stand
+for g: indices, then values, see `nearstep.updater.pairs.Pairs`. The *argument block* has the
+contents of the rule's registers: 64 bytes, little-endian::
 
     0   version, 1
     4   number of registers that follow
@@ -21,11 +24,15 @@ elements that were updated.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from nearstep.buffer import Buffer
 from nearstep.linux.nvme.memory import MemoryNamespace
 from nearstep.linux.nvme.namespace import Namespace, Run
 from nearstep.linux.nvme.standard import (
@@ -40,11 +47,13 @@ from nearstep.linux.nvme.standard import (
 )
 from nearstep.linux.nvme.transfer import Command
 from nearstep.updater.arguments import RuleArguments
+from nearstep.updater.pairs import Pairs
 from nearstep_spec.rule.optimizer import Form
 
 BLOCK_VERSION = 1
 RANGE = struct.Struct("<IIQ16x")
 DEVICE_DEFINED, ACTIVE, PUID = 2, 1 << 2, 1 << 3
+INDEX, VALUE = "index", "value"
 
 
 @dataclass(frozen=True)
@@ -63,11 +72,34 @@ class MemoryRange:
 
 @dataclass(eq=False)
 class RuleProgram:
-    """A rule as a program."""
+    """A rule as a program, with gradients as they are or in a compressed form.
+
+    Attributes
+    ----------
+    compression : form of the gradients as of `Pairs`; empty: an element for each of p.
+    identifier : PID, 8 bytes.
+    arrays : names of the memory ranges.
+    """
 
     form: Form
+    compression: str = ""
+    decompressor: str = ""
     is_active: bool = False
     running: int = 0
+
+    @property
+    def identifier(self) -> bytes:
+        digest = self.form.digest
+        if not self.compression:
+            return bytes.fromhex(digest)
+        named = f"{digest} {self.decompressor or self.compression}"
+        return hashlib.sha256(named.encode()).digest()[:8]
+
+    @property
+    def arrays(self) -> Sequence[str]:
+        names = self.form.rule.arrays_in
+        at = names.index("g") if self.compression else len(names)
+        return [*names[:at], *((INDEX, VALUE) if self.compression else ()), *names[at + 1 :]]
 
 
 @dataclass(eq=False)
@@ -92,10 +124,10 @@ class ProgramNamespace(Namespace):
         self._memory = memory
         config = memory.card.kernel_config
         optimizers = zip(config.rule_set.names, config.rule_set.optimizers, strict=True)
-        self.programs = [
-            RuleProgram(optimizer.by_rule[name].ordered(config.order))
-            for name, optimizer in optimizers
-        ]
+        forms = [optimizer.by_rule[name].ordered(config.order) for name, optimizer in optimizers]
+        known = config.decompressors or ("",) * len(config.compression)
+        kinds = [("", ""), *zip(config.compression, known, strict=True)]
+        self.programs = [RuleProgram(form, *kind) for kind in kinds for form in forms]
         self._sets: dict[int, RangeSet] = {}
         self._lock = threading.Lock()
 
@@ -131,7 +163,7 @@ class ProgramNamespace(Namespace):
         with self._lock:
             entries = [
                 struct.pack("<BB6x8s48x", DEVICE_DEFINED | PUID | (ACTIVE if each.is_active else 0),
-                            0, bytes.fromhex(each.form.digest))
+                            0, each.identifier)
                 for each in self.programs
             ]  # fmt: skip
         return struct.pack("<I60x", len(entries)) + b"".join(entries)
@@ -216,7 +248,7 @@ class ProgramNamespace(Namespace):
     def _run(
         self, program: RuleProgram, used: RangeSet, command: Command, inline: int, nbytes: int
     ) -> int:
-        names = program.form.rule.arrays_in
+        names = program.arrays
         in_memory = len(used.ranges) + inline == len(names) + 1
         data = b"" if in_memory and not inline else command.fetch(nbytes)
         split = RANGE.size * inline
@@ -228,10 +260,17 @@ class ProgramNamespace(Namespace):
             words = self._memory.words(ranges[-1].start, Choice.ARGUMENT_BYTES)
             block = self._memory.on_card(words.read).tobytes()
         arguments = _arguments(program.form, block)
-        arrays = {
-            name: self._memory.words(each.start, each.nbytes)
+        arrays: dict[str, Buffer | Pairs] = {
+            name: self._memory.words(
+                each.start, each.nbytes, dtype=np.uint32 if name == INDEX else np.float32
+            )
             for name, each in zip(names, ranges, strict=False)
         }
+        if program.compression:
+            index, value = arrays.pop(INDEX), arrays.pop(VALUE)
+            assert isinstance(index, Buffer)
+            assert isinstance(value, Buffer)
+            arrays["g"] = Pairs(index, value, program.compression)
         card = self._memory.card
         return self._memory.on_card(lambda: card.run_rule(arguments, arrays).wait().committed)
 
