@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 import nearstep
-from nearstep_sim.linux.guest import numbers
+from nearstep_sim.linux.train import numbers
 
 
 def main(url: str, count: int = 4112, steps: int = 10) -> None:

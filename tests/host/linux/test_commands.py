@@ -458,10 +458,11 @@ def test_decompressors_are_programs_behind_the_rules(tmp_path: Path, form: str) 
             return Status(found.status).name, found.result
 
         outside = np.array([3, 17, 17, 130, count])
-        assert execute(outside, *spans) == ("INTERNAL_ERROR", 0)
+        assert execute(outside, *spans) == ("INVALID_FIELD", 0)
         assert execute(chosen, *spans[:1], *spans[2:]) == ("INVALID_RANGE_SET", 0)
         assert execute(chosen, spans[0], (2048, few - 4), *spans[2:]) == ("INVALID_FIELD", 0)
         assert slm_read(guest, 0, 2048) == p.tobytes()
+        assert slm_read(guest, 8192, 8192) == bytes(8192)  # m and v
         assert execute(chosen, *spans) == ("SUCCESS", count)
         assert [slm_read(guest, at, 2048) for at in (0, 8192, 12288)] == wanted
 

@@ -481,5 +481,9 @@ class NvmeController(PciFunction):
             except OSError:
                 self.fail()
         with self.lock:
-            if self._status & SHUTDOWN_BUSY:
-                self._status = self._status & ~SHUTDOWN_BUSY | SHUTDOWN_DONE
+            self._flushed()
+
+    def _flushed(self) -> None:
+        """Caches are flushed: the shutdown is complete, unless it has been ended."""
+        if self._status & SHUTDOWN_BUSY:
+            self._status = self._status & ~SHUTDOWN_BUSY | SHUTDOWN_DONE

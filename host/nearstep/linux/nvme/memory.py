@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from nearstep.buffer import Buffer
-from nearstep.errors import ArgumentError, NearstepError
+from nearstep.errors import ArgumentError, NearstepError, PairError
 from nearstep.linux.nvme.namespace import (
     LBA_SHIFT,
     DriveNamespace,
@@ -119,6 +119,9 @@ class MemoryNamespace(Namespace):
             try:
                 return access()
             except ArgumentError:
+                raise StatusError(Status.INVALID_FIELD) from None
+            except PairError:  # the host's pairs, not the card
+                self.card.reset()
                 raise StatusError(Status.INVALID_FIELD) from None
             except NearstepError:
                 self.card.reset()
