@@ -9,6 +9,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from nearstep.cli import plan_ranks
 from nearstep.cli.files import check_outputs, write_timeline
 from nearstep.cli.outcome import console, print_table, reported, working
 from nearstep.memferry import modelled, planner, profile, work
@@ -71,6 +72,19 @@ def command(
     write_profile: Annotated[
         Path | None, typer.Option("--profile", help="Write the profile as JSON.")
     ] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            help="Shard the model over so many GPUs instead, as FSDP2 does: numbers with commas."
+        ),
+    ] = None,
+    state: Annotated[
+        str, typer.Option(help="With --ranks: where state is kept, memory or drives.")
+    ] = "memory",
+    network: Annotated[
+        float | None,
+        typer.Option(help="With --ranks: bytes a second between machines, if they have no rate."),
+    ] = None,
     trace: Annotated[Path | None, typer.Option(help="Chrome trace of an iteration.")] = None,
     image: Annotated[
         Path | None, typer.Option("--picture", "-p", help="The iteration as a picture.")
@@ -88,12 +102,31 @@ def command(
     check_outputs(
         {"--output": output, "--profile": write_profile, "--trace": trace, "--picture": image}
     )
+    setup = {"batch": batch, "sequence": sequence, "dtype": dtype, "gpu": gpu}
+    setup["host_params_per_s"] = host_rate
+    if ranks is not None:
+        alone = {"--budget": budget, "--plan": use, "-o": output, "--profile": write_profile}
+        if given := [name for name, value in alone.items() if value is not None]:
+            raise typer.BadParameter(f"--ranks does not go with {', '.join(given)}")
+        with reported(wrong=(ValueError,)):
+            plan_ranks.show(
+                _model(source),
+                platform,
+                _setup({**setup, "tied": "embedding", "reads": "once"}),
+                plan_ranks.parse(ranks),
+                state,
+                network,
+                trace,
+                image,
+            )
+        return
+    if state != "memory" or network is not None:
+        raise typer.BadParameter("--state and --network need --ranks")
     with (
         reported(wrong=(ValueError, OSError), failed=(PlanError,)),
         working("profiling", total=2) as progress,
     ):
-        setup = {"batch": batch, "sequence": sequence, "dtype": dtype, "gpu": gpu}
-        found = _profile(source, platform, {**setup, "host_params_per_s": host_rate})
+        found = _profile(source, platform, setup)
         progress(f"planning {len(found.layers)} layers")
         made = _plan(found, use, budget, reserve, by, keep)  # type: ignore[arg-type]
     timeline = _timeline(made, system)
@@ -109,13 +142,22 @@ def command(
 def _profile(source: str, platform: str, options: dict[str, object]) -> profile.Profile:
     if source.endswith(".json"):
         return profile.from_json(Path(source).read_text(encoding="utf-8"))
+    model = _model(source)
+    return modelled.profile(load(platform), model, _setup(options))
+
+
+def _setup(options: dict[str, object]) -> modelled.Setup:
+    if options["dtype"] not in modelled.DTYPE_BYTES:
+        raise ValueError(f"dtype must be of {', '.join(modelled.DTYPE_BYTES)}")
+    return modelled.Setup(**options)  # type: ignore[arg-type]
+
+
+def _model(source: str) -> Transformer:
     model = MODELS.get(source)
     if not isinstance(model, Transformer):
         known = ", ".join(name for name, each in MODELS.items() if isinstance(each, Transformer))
         raise ValueError(f"there is no model {source!r}: {known}, or a file that ends in .json")
-    if options["dtype"] not in modelled.DTYPE_BYTES:
-        raise ValueError(f"dtype must be of {', '.join(modelled.DTYPE_BYTES)}")
-    return modelled.profile(load(platform), model, modelled.Setup(**options))  # type: ignore[arg-type]
+    return model
 
 
 def _plan(

@@ -85,3 +85,32 @@ def test_an_edited_plan_is_refused_with_its_first_fault(tmp_path: Path) -> None:
     code, output = run("roberta-base", "--plan", plan)
     assert code == 1
     assert "fingerprint" in output
+
+
+def test_ranks_are_rows(tmp_path: Path) -> None:
+    image = tmp_path / "ranks.png"
+    options = ("--platform", "coarse-p3", "--dtype", "fp16", "--sequence", 64)
+    code, output = run("bert-base", *options, "--ranks", "1,8,16", "-p", image)
+    assert code == 0, output
+    rows = [line.split("│")[1:8] for line in output.splitlines() if line.startswith("│")]
+    assert [row[0].strip() for row in rows] == ["1", "8", "16"]
+    assert [row[1].strip() for row in rows] == ["1", "1", "2"]
+    assert float(rows[0][6]) == float(rows[1][6]) == 0 < float(rows[2][6])
+    assert image.read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--ranks", "x"), "integers from 1 with commas between, not 'x'"),
+        (("--ranks", "9"), "at most 8 or a multiple of it"),
+        (("--ranks", "16"), "no part 'network'"),
+        (("--ranks", "8", "--state", "tape"), "memory or drives"),
+        (("--ranks", "8", "--budget", "25%"), "does not go with --budget"),
+        (("--network", "1e9"), "need --ranks"),
+    ],
+)
+def test_ranks_that_cannot_be_are_refused(arguments: tuple[str, ...], words: str) -> None:
+    code, output = run("bert-base", "--sequence", 64, *arguments)
+    assert code == 2, output
+    assert words in " ".join(output.replace("│", " ").split())
