@@ -114,7 +114,7 @@ def main() -> None:
     assert pinned is not None
     run(*INSTALL, pinned[1])
     with yosys_compiled():
-        run(*INSTALL, "-e", ".[sim,torch,fpga,storage,rtl,dev]")
+        run(*INSTALL, "-e", ".[sim,torch,fpga,storage,sweep,rtl,dev]")
         run(PYTHON, "-c", "import nearstep.optim")
     run(BIN / "nearstep", "cache", "prepare")
     UNFINISHED.unlink(missing_ok=True)

@@ -24,6 +24,7 @@ from nearstep.cli import (
     platform,
     registers,
     storage,
+    sweep,
     trace,
 )
 from nearstep.cli import open as open_device
@@ -52,7 +53,7 @@ def _app() -> typer.Typer:
     ) -> None:
         pass
 
-    for module in (devices, doctor, offload, open_device, peers, plan, trace, registers):
+    for module in (devices, doctor, offload, open_device, peers, plan, sweep, trace, registers):
         _command(app, module.__name__.rpartition(".")[2], module.command)
     for group in (axdimm, cache, card, coarse, config, paper, platform, storage):
         app.add_typer(group.app, name=group.__name__.rpartition(".")[2])

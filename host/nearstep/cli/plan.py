@@ -109,16 +109,8 @@ def command(
         if given := [name for name, value in alone.items() if value is not None]:
             raise typer.BadParameter(f"--ranks does not go with {', '.join(given)}")
         with reported(wrong=(ValueError,)):
-            plan_ranks.show(
-                _model(source),
-                platform,
-                _setup({**setup, "tied": "embedding", "reads": "once"}),
-                plan_ranks.parse(ranks),
-                state,
-                network,
-                trace,
-                image,
-            )
+            counts, each = plan_ranks.parse(ranks), modelled.Setup(**setup)  # type: ignore[arg-type]
+            plan_ranks.show(source, platform, each, counts, state, network, trace, image)
         return
     if state != "memory" or network is not None:
         raise typer.BadParameter("--state and --network need --ranks")
@@ -142,22 +134,13 @@ def command(
 def _profile(source: str, platform: str, options: dict[str, object]) -> profile.Profile:
     if source.endswith(".json"):
         return profile.from_json(Path(source).read_text(encoding="utf-8"))
-    model = _model(source)
-    return modelled.profile(load(platform), model, _setup(options))
-
-
-def _setup(options: dict[str, object]) -> modelled.Setup:
-    if options["dtype"] not in modelled.DTYPE_BYTES:
-        raise ValueError(f"dtype must be of {', '.join(modelled.DTYPE_BYTES)}")
-    return modelled.Setup(**options)  # type: ignore[arg-type]
-
-
-def _model(source: str) -> Transformer:
     model = MODELS.get(source)
     if not isinstance(model, Transformer):
         known = ", ".join(name for name, each in MODELS.items() if isinstance(each, Transformer))
         raise ValueError(f"there is no model {source!r}: {known}, or a file that ends in .json")
-    return model
+    if options["dtype"] not in modelled.DTYPE_BYTES:
+        raise ValueError(f"dtype must be of {', '.join(modelled.DTYPE_BYTES)}")
+    return modelled.profile(load(platform), model, modelled.Setup(**options))  # type: ignore[arg-type]
 
 
 def _plan(

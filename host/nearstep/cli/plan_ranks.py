@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 from nearstep.cli.files import write_timeline
 from nearstep.cli.outcome import console, print_table, table_of, working
 from nearstep.errors import ArgumentError
-from nearstep.memferry import modelled
-from nearstep.plan.ranks import NETWORK, Cluster, Iteration, with_network
+from nearstep.memferry.modelled import Setup
+from nearstep.plan.ranks import iteration_of, report, shape, with_network
 from nearstep.work.timeline import Entry, Timeline
 from nearstep_spec.platform.load import load
-from nearstep_spec.platform.transformer import Transformer
 
 
 def parse(text: str) -> list[int]:
@@ -30,11 +29,11 @@ def parse(text: str) -> list[int]:
 
 
 def show(
-    model: Transformer,
+    name: str,
     platform: str,
-    setup: modelled.Setup,
-    ranks: list[int],
-    state: Literal["memory", "drives"],
+    setup: Setup,
+    ranks: Sequence[int],
+    state: str,
     network: float | None,
     trace: Path | None,
     image: Path | None,
@@ -43,61 +42,42 @@ def show(
 
     Raises
     ------
-    ArgumentError : the machine lacks a part, or the ranks do not fill machines.
+    ArgumentError : there is no such model, the machine lacks a part, or the ranks do not fill
+        machines.
     """
-    machine = load(platform)
+    model, machine = shape(name), load(platform)
     if network is not None:
         machine = with_network(machine, network)
-    layers = modelled.profile(machine, model, setup).layers
-    width = modelled.DTYPE_BYTES[setup.dtype]
-    clusters = [
-        Cluster(
-            machine=machine,
-            ranks=count,
-            gpu=setup.gpu,
-            host=setup.host,
-            params_per_s=setup.host_params_per_s,
-            state=state,
-        )
-        for count in ranks
-    ]
+    iterations = [iteration_of(machine, model, setup, count, state) for count in ranks]
     rows = []
     with working("", total=len(ranks)) as progress:
-        for cluster in clusters:
-            progress(f"{cluster.ranks} ranks")
-            iteration = Iteration(layers, cluster, width)
+        for iteration in iterations:
+            progress(f"{iteration.cluster.ranks} ranks")
             timeline = iteration.timeline()
-            seconds, span = timeline.makespan / 1e12, max(timeline.makespan, 1)
-            least = timeline.least
-            link = max(least, key=lambda lane: (least[lane], lane), default="-")
-            sent = sum(
-                nbytes
-                for (name, way), nbytes in timeline.traffic.items()
-                if name in machine.links and machine.links[name].ends[1 - way] == NETWORK
-            )
+            found = report(iteration, timeline, setup.batch)
             rows.append(
                 (
-                    str(cluster.ranks),
-                    str(cluster.machines),
-                    f"{seconds:.4f}",
-                    f"{cluster.ranks * setup.batch / seconds:.1f}",
-                    f"{timeline.busy('GPU') / span:.1%}",
-                    f"{timeline.busy('host') / span:.1%}",
-                    f"{sent / 1e9:.3f}",
-                    f"{link}, {least.get(link, 0) / span:.1%}",
+                    f"{found['ranks']}",
+                    f"{found['machines']}",
+                    f"{found['seconds']:.4f}",
+                    f"{found['sequences_per_s']:.1f}",
+                    f"{found['gpu_busy']:.1%}",
+                    f"{found['host_busy']:.1%}",
+                    f"{float(found['network_bytes']) / 1e9:.3f}",
+                    f"{found['busiest']}, {found['busiest_busy']:.1%}",
                 )
             )
     columns = (">ranks", ">machines", ">s", ">sequences/s", ">GPU busy", ">host busy")
     title = (
-        f"{model.name}, batch {setup.batch} a rank, sequence {setup.sequence}, {setup.dtype}, "
-        f"state in {state}, on machines {machine.name} (modelled)"
+        f"{name}, batch {setup.batch} a rank, sequence {setup.sequence}, {setup.dtype}, state in "
+        f"{state}, on machines {machine.name} (modelled)"
     )
     print_table(table_of((*columns, ">GB to network", "busiest part"), rows, title))
     console().print(
         f"{iteration.elements} parameters; GB to network: of one machine in an iteration.",
         soft_wrap=True,
     )
-    heading = f"{model.name} on {ranks[-1]} ranks: {rows[-1][2]} s an iteration"
+    heading = f"{name} on {ranks[-1]} ranks: {rows[-1][2]} s an iteration"
     write_timeline(timeline, trace, None, heading)
     write_timeline(_slowest(timeline), None, image, heading, links=False)
 

@@ -21,11 +21,12 @@ or on its drives, from which it is read and to which it is written for each upda
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Literal
 
 from nearstep.errors import ArgumentError
+from nearstep.memferry import modelled
 from nearstep.memferry.profile import LayerProfile
 from nearstep.scalars import is_whole
 from nearstep.work.executor import execute
@@ -33,6 +34,8 @@ from nearstep.work.graph import Graph
 from nearstep.work.operation import Operation, Transfer
 from nearstep.work.timeline import Timeline
 from nearstep_spec.platform.machine import Figure, Hop, Link, Platform
+from nearstep_spec.platform.models import MODELS
+from nearstep_spec.platform.transformer import Transformer
 
 NETWORK = "network"
 """Part of a machine that connects it to the others."""
@@ -58,15 +61,8 @@ def with_network(machine: Platform, bytes_per_s: float) -> Platform:
         raise ArgumentError(f"{machine.name} has a network: its rate is that of its link")
     rate = Figure(value=bytes_per_s, origin="fitted", source="an assumption")
     link = Link(ends=(next(iter(machine.processors)), NETWORK), bytes_per_s=rate)
-    return Platform(
-        name=machine.name,
-        title=machine.title,
-        processors=machine.processors,
-        dimms=machine.dimms,
-        drives=machine.drives,
-        switches=(*machine.switches, NETWORK),
-        links={**machine.links, NETWORK: link},
-    )
+    switches, links = (*machine.switches, NETWORK), {**machine.links, NETWORK: link}
+    return replace(machine, switches=switches, links=links)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +170,7 @@ class Iteration:
         self, layers: Sequence[LayerProfile], cluster: Cluster, element_bytes: int
     ) -> None:
         self.graph = Graph()
-        self._cluster = cluster
+        self.cluster = cluster
         self._nbytes: dict[str, int] = {}
         self._elements: dict[str, int] = {}
         self._segments: list[_Segment] = []
@@ -236,7 +232,7 @@ class Iteration:
         self, kind: str, unit: str, nbytes: int, after: Sequence[Operation]
     ) -> Operation | None:
         """Add a ring, which ends with its slowest hop; None of one rank or without bytes."""
-        ranks = self._cluster.ranks
+        ranks = self.cluster.ranks
         if not self._ring or not nbytes:
             return None
         after = [*after, *filter(None, [self._tails.get(kind)])]
@@ -253,7 +249,7 @@ class Iteration:
 
     def _update(self, unit: str, computed: Operation, forward: Operation) -> None:
         """Add the reduction of a unit's gradient, and the update of its shards."""
-        elements, cluster = self._elements[unit], self._cluster
+        elements, cluster = self._elements[unit], self.cluster
         if not elements:
             return
         nbytes = elements * self._element_bytes
@@ -274,14 +270,14 @@ class Iteration:
     def _moves(
         self, what: str, unit: str, nbytes: int, after: Sequence[Operation], *, to_host: bool
     ) -> list[Operation]:
-        cluster = self._cluster
+        cluster = self.cluster
         ends = [(gpu, cluster.host) if to_host else (cluster.host, gpu) for gpu in cluster.local]
         return [self._move(f"{what} {unit}", *pair, nbytes, after) for pair in ends]
 
     def _state(
         self, way: Literal["read", "write"], unit: str, shard: int, after: Sequence[Operation]
     ) -> list[Operation]:
-        cluster = self._cluster
+        cluster = self.cluster
         if cluster.state == "memory":
             return []
         found = []
@@ -296,8 +292,77 @@ class Iteration:
     def _move(
         self, name: str, start: str, stop: str, nbytes: int, after: Sequence[Operation]
     ) -> Operation:
-        transfer = Transfer.between(self._cluster.machine, start, stop, nbytes)
+        transfer = Transfer.between(self.cluster.machine, start, stop, nbytes)
         return self.graph.add(name, after=after, transfer=transfer)
+
+
+def shape(model: str) -> Transformer:
+    """Return the shape of a model.
+
+    Raises
+    ------
+    ArgumentError : there is no transformer of this name.
+    """
+    found = MODELS.get(model)
+    if not isinstance(found, Transformer):
+        known = ", ".join(name for name, each in MODELS.items() if isinstance(each, Transformer))
+        raise ArgumentError(f"there is no model {model!r}: {known}")
+    return found
+
+
+def iteration_of(
+    machine: Platform, model: Transformer, setup: modelled.Setup, ranks: int, state: str
+) -> Iteration:
+    """Make the iteration of a model whose layers take the times of `nearstep.memferry.modelled`.
+
+    Raises
+    ------
+    ArgumentError : as `Cluster` and `modelled.profile`.
+    """
+    if setup.dtype not in modelled.DTYPE_BYTES:
+        known = ", ".join(modelled.DTYPE_BYTES)
+        raise ArgumentError(f"dtype must be of {known}, not {setup.dtype!r}")
+    cluster = Cluster(
+        machine=machine,
+        ranks=ranks,
+        gpu=setup.gpu,
+        host=setup.host,
+        params_per_s=setup.host_params_per_s,
+        state=state,  # type: ignore[arg-type]  # checked there
+    )
+    whole = replace(setup, tied="embedding", reads="once")  # nothing is computed in host memory
+    layers = modelled.profile(machine, model, whole).layers
+    return Iteration(layers, cluster, modelled.DTYPE_BYTES[setup.dtype])
+
+
+def report(iteration: Iteration, timeline: Timeline, batch: int) -> dict[str, int | float | str]:
+    """Report an iteration of `batch` sequences a rank.
+
+    Returns
+    -------
+    dict : `ranks`, `machines`, `seconds`, `sequences_per_s`; shares of time in which the GPU, the
+        host's thread and the `busiest` part work; `network_bytes` that a machine sends.
+    """
+    cluster, least = iteration.cluster, timeline.least
+    seconds, span = timeline.makespan / 1e12, max(timeline.makespan, 1)
+    busiest = max(least, key=lambda lane: (least[lane], lane), default="none")
+    links = cluster.machine.links
+    sent = sum(
+        nbytes
+        for (name, way), nbytes in timeline.traffic.items()
+        if name in links and links[name].ends[1 - way] == NETWORK
+    )
+    return {
+        "ranks": cluster.ranks,
+        "machines": cluster.machines,
+        "seconds": seconds,
+        "sequences_per_s": cluster.ranks * batch / seconds,
+        "gpu_busy": timeline.busy("GPU") / span,
+        "host_busy": timeline.busy("host") / span,
+        "network_bytes": sent,
+        "busiest": busiest,
+        "busiest_busy": least.get(busiest, 0) / span,
+    }
 
 
 def _unit(layer: LayerProfile) -> str:
