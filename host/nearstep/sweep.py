@@ -18,7 +18,7 @@ import os
 import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,7 +155,6 @@ class Sweep:
         *,
         backend: str = "loky",
         jobs: int = 1,
-        options: Arguments | None = None,
         report: Callable[[int], object] = lambda done: None,
     ) -> None:
         """Compute the points without a result.
@@ -165,7 +164,6 @@ class Sweep:
         backend : of `BACKENDS`. dask, ray: their cluster is the one that this process is connected
             to, or a local one; submitit: Slurm, or local processes where there is no Slurm.
         jobs : points at once; of submitit at most.
-        options : of `joblib.parallel_config`.
         report : called with the number of results, now and then.
 
         Raises
@@ -188,7 +186,8 @@ class Sweep:
                     from ray.util.joblib import register_ray
 
                     register_ray()
-                with joblib.parallel_config(backend, n_jobs=jobs, **(options or {})):
+                cluster = _dask(jobs) if backend == "dask" else nullcontext()
+                with cluster, joblib.parallel_config(backend, n_jobs=jobs):
                     reasons = joblib.Parallel()(joblib.delayed(compute)(*call) for call in calls)
         failed = [(p, reason) for p, reason in zip(points, reasons, strict=True) if reason]
         if failed:
@@ -206,6 +205,18 @@ class Sweep:
             except submitit.core.utils.UncompletedJobError as error:
                 reasons.append(str(error).splitlines()[0])
         return reasons
+
+
+def _dask(jobs: int) -> AbstractContextManager[Any]:
+    """Connect to the scheduler of `DASK_SCHEDULER_ADDRESS`, or start processes here."""
+    import dask
+    import distributed
+
+    if dask.config.get("scheduler-address", None):
+        client: AbstractContextManager[Any] = distributed.Client()
+    else:
+        client = distributed.Client(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
+    return client
 
 
 def inputs(function: str, point: Arguments) -> dict[str, Any]:

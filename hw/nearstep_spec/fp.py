@@ -100,11 +100,6 @@ class FpFormat:
         return self.min_normal - 1
 
     @property
-    def min_subnormal(self) -> int:
-        """Pattern of the smallest positive number."""
-        return 1
-
-    @property
     def one(self) -> int:
         """Pattern of 1.0."""
         return self.bias << self.mantissa

@@ -126,8 +126,8 @@ def test_a_ring_takes_its_closed_form(ranks: int) -> None:
 
 
 def flows(cluster: Cluster, sizes: list[int], whole: bool) -> list[int]:
-    """Ends of transfers that start together: the ring, gradients and parameters, reads and writes
-    of state; of one machine, or of all machines of a cluster."""
+    """Return when transfers end that start together: those of the ring, of gradients, parameters
+    and state; of one machine, or of all machines of a cluster."""
     local, count = cluster.local, cluster.machines if whole else 1
     where = copies(cluster.machine, count) if whole else cluster.machine
     graph, numbers = Graph(), []
