@@ -148,6 +148,15 @@ class PcieCardBackend(CardBackend, EndpointBackend):
         return dict(values(counters))
 
     @property
+    def endpoint_counters(self) -> tuple[int, int, int]:
+        """Outputs of the card: posted requests dropped, writes that failed, completions that say
+        so; since its reset, up to 0xFFFE or 0xFFFF."""
+        found = [ctypes.c_uint32() for _ in range(3)]
+        self._lib.card_endpoint_counters(self._device, *map(ctypes.byref, found))
+        dropped, writes, reads = (each.value for each in found)
+        return dropped, writes, reads
+
+    @property
     def messages(self) -> int:
         return self.pcie_counters["messages"]
 
