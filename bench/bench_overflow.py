@@ -124,15 +124,14 @@ class Alone:
                 first.blocks.flush()
 
     def fio(self, program: str) -> float:
-        """Return the seconds of one job for each file: as many at once, reads and writes mixed, and
-        a flush."""
-        command = [program, "--output-format=json", "--ioengine=libaio", "--direct=1", "--rw=rw"]
-        command += [f"--bs={self._drives[0].header.extent_bytes}", f"--iodepth={QUEUE_DEPTH}"]
-        command += ["--end_fsync=1", f"--offset={FIRST}"]
-        for drive, (read, written) in zip(self._drives, self.moved, strict=True):
-            share = round(100 * read / (read + written))
-            command += ["--name=bench", f"--filename={drive.name}", f"--rwmixread={share}"]
-            command += [f"--size={max(read, written)}", f"--io_size={read + written}"]
+        """Return the seconds of a job that reads and one that writes each file, as many at once in
+        both together, with a flush."""
+        command = [program, "--output-format=json", "--ioengine=libaio", "--direct=1", "--bs=1m"]
+        command += [f"--iodepth={QUEUE_DEPTH // 2}", f"--offset={FIRST}"]
+        for drive, sizes in zip(self._drives, self.moved, strict=True):
+            for action, nbytes in zip(("read", "write"), sizes, strict=True):
+                command += [f"--name={action}", f"--filename={drive.name}", f"--rw={action}"]
+                command += [f"--size={nbytes}", f"--end_fsync={int(action == 'write')}"]
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
         found = json.loads(done.stdout[done.stdout.index("{") :])
         return max(float(job["job_runtime"]) for job in found["jobs"]) / 1e3
