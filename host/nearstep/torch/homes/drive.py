@@ -166,8 +166,11 @@ class DriveHome(DurableHome[StripedSegment]):
         self._plan.units = len(self.segments)
 
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
-        """Write parameters that were changed and that a rollback reads from the drives; others are
-        sent with what else a step sends. They are compared now, or when their units are loaded."""
+        """Write parameters that were changed and that a rollback reads from the drives.
+
+        They are compared now, or while units are loaded. Others are sent with what else a step
+        sends.
+        """
         wanted, changed = set(filter(self._is_restored, parameters)), list[StripedSegment]()
         self._checks.clear()
         self._unchecked.clear()
