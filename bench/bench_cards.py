@@ -7,14 +7,10 @@ varies more than the interval of the ratio says: so the first two run once more 
 transfers take their turns at a rate that is below the disk's.
 """
 
-import importlib.util
-import json
 import os
 import resource
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -27,7 +23,7 @@ import numpy as np
 import torch
 from bench_overflow import compared
 from harness import FOLDER, Results, option, report, script
-from measuring import Mapped, in_turn
+from measuring import Mapped, by_deepspeed, in_turn
 
 import nearstep
 from nearstep.backends.base import Completion
@@ -38,30 +34,6 @@ from nearstep.storage.drive_set import DriveLike
 from nearstep.storage.store import Store
 
 EXTENT = 4 << 20  # bytes of an extent of the paced drives, as of those that `drive=` makes
-DEEPSPEED = """
-import json, os, sys, time, torch, deepspeed
-os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_SIZE="1",
-                  LOCAL_RANK="0")
-folder, layers, width, steps, subgroup = sys.argv[1], *map(int, sys.argv[2:])
-model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
-aio = {"block_size": 1 << 20, "queue_depth": 8, "overlap_events": True, "single_submit": False}
-nvme = {"device": "nvme", "nvme_path": folder, "buffer_count": 16, "pipeline_read": True,
-        "pipeline_write": True}
-config = {
-    "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "aio": aio,
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
-    "zero_optimization": {"stage": 3, "sub_group_size": subgroup, "offload_optimizer": nvme},
-}
-engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-x, times = torch.randn(1, width, dtype=torch.bfloat16), []
-for _ in range(steps + 1):
-    engine.backward(engine(x).float().square().mean())
-    begun = time.perf_counter()
-    engine.step()
-    times.append(time.perf_counter() - begun)
-print(json.dumps({"version": deepspeed.__version__, "seconds": times[1:]}))
-"""
-
 NAMES = {"cards": "cards", "storage": "storage alone", "mapped": "mapped, flushed"}
 MOVED = ("drives_to_cards", "cards_to_drives", "gradients_down", "parameters_up")
 
@@ -187,27 +159,6 @@ def paced(folder: Path, elements: int, subgroup: int, rate: float, rounds: int) 
     return {"bytes_per_s": rate, "parameters": elements,
         "seconds": {name: statistics.median(each) for name, each in seconds.items()},
         "seconds_all": seconds, "rate": ratio(seconds)}  # fmt: skip
-
-
-def by_deepspeed(
-    python: Path | None, folder: Path, elements: int, steps: int, subgroup: int
-) -> Results | str:
-    if python is None:
-        if importlib.util.find_spec("deepspeed") is None:
-            return "DeepSpeed is not installed here (--deepspeed PYTHON names an interpreter)"
-        python = Path(sys.executable)
-    width = 1024
-    arguments = [elements // (width * width), width, steps, subgroup]
-    done = subprocess.run(
-        [str(python), "-c", DEEPSPEED, str(folder), *map(str, arguments)],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
-        return f"DeepSpeed ended with {done.returncode}: {lines[-1]}"
-    found: Results = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def resident() -> int:

@@ -1,6 +1,13 @@
 """What several benchmarks measure with: arrays of a step, times, areas, and needed bytes."""
 
+import importlib.util
+import json
+import mmap
+import os
+import re
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -28,6 +35,32 @@ def load(device: Any, host: Mapping[str, np.ndarray], **options: Any) -> dict[st
     for name, array in host.items():
         buffers[name].write(array)
     return buffers
+
+
+DEEPSPEED = """
+import json, os, sys, time, torch, deepspeed
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", RANK="0", WORLD_SIZE="1",
+                  LOCAL_RANK="0")
+folder, layers, width, steps, subgroup = sys.argv[1], *map(int, sys.argv[2:])
+model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(layers)])
+aio = {"block_size": 1 << 20, "queue_depth": 8, "overlap_events": True, "single_submit": False}
+nvme = {"device": "nvme", "nvme_path": folder, "buffer_count": 16, "pipeline_read": True,
+        "pipeline_write": True}
+config = {
+    "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "aio": aio,
+    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    "zero_optimization": {"stage": 3, "sub_group_size": subgroup, "offload_optimizer": nvme},
+}
+engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+x, times = torch.randn(1, width, dtype=torch.bfloat16), []
+for _ in range(steps + 1):
+    engine.backward(engine(x).float().square().mean())
+    begun = time.perf_counter()
+    engine.step()
+    times.append(time.perf_counter() - begun)
+print(json.dumps({"version": deepspeed.__version__, "seconds": times[1:]}))
+"""
+"""Prints its version, and seconds of steps of AdamW with state on NVMe."""
 
 
 class Timed(NamedTuple):
@@ -99,6 +132,29 @@ def unit_area(rule: Any) -> dict[str, Any]:
     return {"units": dict(program.units()), "latency_cycles": unit.latency, **area(unit)}
 
 
+def by_deepspeed(
+    python: Path | None, folder: Path, elements: int, steps: int, subgroup: int
+) -> dict[str, Any] | str:
+    """Measure DeepSpeed's CPU Adam on NVMe by itself, or say why not: with its default of 4 buffers
+    it ends with an error."""
+    if python is None:
+        if importlib.util.find_spec("deepspeed") is None:
+            return "DeepSpeed is not installed here (--deepspeed PYTHON names an interpreter)"
+        python = Path(sys.executable)
+    width = 1024
+    arguments = [elements // (width * width), width, steps, subgroup]
+    done = subprocess.run(
+        [str(python), "-c", DEEPSPEED, str(folder), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        return f"DeepSpeed ended with {done.returncode}: {lines[-1]}"
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def update_bytes(
     config: UpdateKernelConfig, rule: str, count: int, *, pairs: int | None = None
 ) -> int:
@@ -124,6 +180,23 @@ def scan_bytes(count: int) -> int:
     return count * element_bytes("fp32")
 
 
+class Resident:
+    """Memory of this process, beyond that at the beginning."""
+
+    def __init__(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+        self._before = self._status("VmRSS")
+
+    @staticmethod
+    def _status(key: str) -> int:
+        (found,) = re.findall(rf"^{key}:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.M)
+        return int(found) * 1024
+
+    def peak(self) -> int:
+        """Return the most bytes so far."""
+        return self._status("VmHWM") - self._before
+
+
 class Mapped:
     """torch's fused AdamW with its moments on files that are mapped into memory."""
 
@@ -131,17 +204,24 @@ class Mapped:
         import torch
 
         self.parameters, self.flushes = own, flushes
-        self.maps: list[np.memmap] = []
+        self.maps: list[tuple[int, mmap.mmap]] = []
         self.optimizer = torch.optim.AdamW(own, lr=1e-3, fused=True)
         for index, p in enumerate(own):
             state: dict[str, Any] = {"step": torch.zeros(())}
             for key in ("exp_avg", "exp_avg_sq"):
-                path = Path(f"{stem}.{index}.{key}.bin")
-                self.maps.append(np.memmap(path, np.float32, "w+", shape=(p.numel(),)))
-                state[key] = torch.from_numpy(self.maps[-1])
+                file = os.open(f"{stem}.{index}.{key}.bin", os.O_RDWR | os.O_CREAT)
+                os.truncate(file, 4 * p.numel())
+                self.maps.append((file, mmap.mmap(file, 4 * p.numel())))
+                state[key] = torch.frombuffer(self.maps[-1][1], dtype=torch.float32)
             self.optimizer.state[p] = state
 
     def step(self) -> None:
         self.optimizer.step()
-        for each in self.maps if self.flushes else ():
+        for _, each in self.maps if self.flushes else ():
             each.flush()
+
+    def drop(self) -> None:
+        """Drop the pages of the files from memory: they have been flushed."""
+        for file, each in self.maps:
+            each.madvise(mmap.MADV_DONTNEED)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)

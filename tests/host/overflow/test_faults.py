@@ -44,33 +44,42 @@ MEMORY = 11_000
 """Not enough for two of the large parameters."""
 
 
-def touch(optimizer: Any, parameters: Any) -> None:
-    """Change a moment and a parameter on the host, which the next step takes over."""
-    optimizer.state[parameters[1]]["exp_avg"].add_(0.5)
+def touch(optimizer: Any, parameters: Any, only: int | None = None) -> None:
+    """Change a moment and a parameter on the host, or one parameter alone, which the next step
+    takes over."""
+    if only is None:
+        optimizer.state[parameters[1]]["exp_avg"].add_(0.5)
     with torch.no_grad():
-        parameters[0][3:7].mul_(1.5)
+        parameters[only or 0][3:7].mul_(1.5)
 
 
 @cache
-def expected_after(steps: int, *, touched: bool = False, job: Job = JOB) -> dict[str, bytes]:
+def expected_after(
+    steps: int, *, touched: bool = False, job: Job = JOB, only: int | None = None
+) -> dict[str, bytes]:
     """Without drives; with changes after the first step."""
     parameters, optimizer = job.trained(URL)
     for step in range(steps):
         job.step(optimizer, parameters, step)
         if touched and step == 0:
-            touch(optimizer, parameters)
+            touch(optimizer, parameters, only)
     return everything(parameters, optimizer)
 
 
 @contextmanager
 def prepared(
-    device: str = URL, *, touched: bool = True, job: Job = JOB, **more: Any
+    device: str = URL,
+    *,
+    touched: bool = True,
+    job: Job = JOB,
+    only: int | None = None,
+    **more: Any,
 ) -> Iterator[tuple[Drives, list[Any], Any]]:
     """Drives, parameters and an optimizer that has made a step."""
     with drives() as on:
         parameters, optimizer = job.trained(device, 1, drives=on.store, **more)
         if touched:
-            touch(optimizer, parameters)
+            touch(optimizer, parameters, only)
         yield on, parameters, optimizer
 
 
@@ -93,10 +102,17 @@ def actions_of_a_step(action: str, device: str = URL, *, job: Job = JOB, **more:
 
 
 def check_fault(
-    fault: FailAt, drive: int, device: str = URL, *, job: Job = JOB, **more: Any
+    fault: FailAt,
+    drive: int,
+    device: str = URL,
+    *,
+    job: Job = JOB,
+    only: int | None = None,
+    **more: Any,
 ) -> Any:
     """One fails in the second step; the class of the error, if the step had one."""
-    with prepared(device, job=job, **more) as (on, parameters, optimizer):
+    expected = partial(expected_after, touched=True, job=job, only=only)
+    with prepared(device, job=job, only=only, **more) as (on, parameters, optimizer):
         before = [bits(p) for p in parameters]
         on.places[drive].fault = fault
         error: type[StorageError] | None = None
@@ -110,15 +126,15 @@ def check_fault(
         assert fault.fired >= 1
         on.places[drive].fault = lambda action, block: None
         found = everything(parameters, optimizer)
-        made = found == expected_after(2, touched=True, job=job)
-        assert made or found == expected_after(1, touched=True, job=job)
+        made = found == expected(2)
+        assert made or found == expected(1)
         assert made == (error is None) or error is UncertainCommitError
         if error is not None and error is not UncertainCommitError:
             assert [bits(p) for p in parameters] == before
             assert optimizer.traffic.steps == 1
         for step in range(2 if made else 1, 3):
             job.step(optimizer, parameters, step)
-        assert everything(parameters, optimizer) == expected_after(3, touched=True, job=job)
+        assert everything(parameters, optimizer) == expected(3)
         return error
 
 
@@ -152,16 +168,45 @@ def test_after_an_error_of_a_drive_everything_is_as_before_the_step(
     assert UncertainCommitError not in errors
 
 
-@pytest.mark.parametrize("action", ["read", "write", "flush"])
-def test_large_parameters_of_the_processor_are_read_back_after_an_error(action: str) -> None:
-    """They are updated where the host has them, and no copy of them is kept."""
-    options = {"job": LARGE, "memory": 170_000}
+@pytest.mark.parametrize(
+    ("action", "only"),
+    [("read", None), ("write", None), ("flush", None), ("read", 1), ("read", 2), ("write", 2)],
+)
+def test_large_parameters_of_the_processor_are_read_back_after_an_error(
+    action: str, only: int | None
+) -> None:
+    """They are updated where the host has them, and no copy of them is kept; one that was changed
+    and had not been updated keeps the change."""
+    options: dict[str, Any] = {"job": LARGE, "memory": 170_000, "only": only}
     counts = actions_of_a_step(action, "host:", **options)
     numbers = [(drive, n) for drive, count in enumerate(counts) for n in range(count)]
     some = numbers[:: max(1, len(numbers) // 5)]
     assert len(some) >= 2
     for drive, number in some:
         check_fault(FailAt(action, number), drive, "host:", **options)
+
+
+@pytest.mark.parametrize("only", [0, 1, 2])
+def test_a_changed_parameter_of_the_processor_is_found_while_others_are_updated(only: int) -> None:
+    """A large one is a generation of its own, and the step is repeated; then changes are looked for
+    before each step until there is none."""
+    own = 2 if only != 1 else 1
+    with drives() as on:
+        parameters, optimizer = LARGE.trained("host:", 1, drives=on.store, memory=170_000)
+        for step in range(1, 5):
+            if step != 3:
+                touch(optimizer, parameters, only)
+            before = on.store.generation
+            LARGE.step(optimizer, parameters, step)
+            assert on.store.generation == before + (1 if step == 3 else own)
+        found = everything(parameters, optimizer)
+    plain, without = LARGE.trained("host:", 1)
+    for step in range(1, 5):
+        if step != 3:
+            touch(without, plain, only)
+        LARGE.step(without, plain, step)
+    assert found == everything(plain, without)
+    assert len(found) > 10
 
 
 @pytest.mark.deep

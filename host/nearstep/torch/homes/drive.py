@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from time import perf_counter
 from typing import Any
 
@@ -16,10 +17,12 @@ from nearstep.backends.base import Completion
 from nearstep.plan.overflow import Array, Eviction, OverflowPlan
 from nearstep.plan.residency import NoRoomError
 from nearstep.storage.aligned import AlignedPool
+from nearstep.storage.drive import DriveTransfer
 from nearstep.threads import at_once
 from nearstep.torch import convert
 from nearstep.torch.homes.durable import DurableHome, Savepoint
 from nearstep.torch.homes.errors import MemoryTooSmallError
+from nearstep.torch.homes.host_changes import ChangedParameterError
 from nearstep.torch.homes.opening import OpenStore
 from nearstep.torch.homes.segments import GRADIENTS, StoredArray, StripedSegment, is_state
 from nearstep.torch.parameter import DeviceParameter
@@ -46,7 +49,9 @@ class DriveHome(DurableHome[StripedSegment]):
 
     Memory of a device that is memory of this process is read from drives and written to them
     without a copy: a unit is written as soon as it is updated, while the next one is read. The
-    parameters and gradients of large parameters are used where they are.
+    parameters and gradients of large parameters are used where they are. Threads of the drives
+    compare the parameters of later units with the drives meanwhile: a step that finds a change is
+    repeated, and those that follow compare first until one finds no change.
 
     Parameters
     ----------
@@ -67,6 +72,9 @@ class DriveHome(DurableHome[StripedSegment]):
         self._stored = [0, 0]  # bytes of parameters, and of state
         self._spare = self._most_ahead = 0  # bytes for units that are read ahead
         self._has_changes = False
+        self._checks_beside = True
+        self._checks: dict[StripedSegment, DriveTransfer] = {}
+        self._unchecked: set[DeviceParameter] = set()  # not updated in this step
         self._ahead: dict[StripedSegment, dict[str, Reading]] = {}
         self._writes: list[tuple[StripedSegment, str, Completion, object]] = []
         self._pool = AlignedPool()
@@ -158,20 +166,46 @@ class DriveHome(DurableHome[StripedSegment]):
         self._plan.units = len(self.segments)
 
     def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
-        """Write parameters that were changed and that a rollback reads from the drives; others are
-        sent with what else a step sends."""
-        wanted, changed = set(filter(self._is_restored, parameters)), set[StripedSegment]()
+        """Write parameters that were changed and that a rollback reads from the drives.
+
+        They are compared now, or while units are loaded. Others are sent with what else a step
+        sends.
+        """
+        wanted, changed = set(filter(self._is_restored, parameters)), list[StripedSegment]()
+        self._checks.clear()
+        self._unchecked.clear()
+        if self._checks_beside and not anew and not self._is_dirty:
+            self._unchecked |= wanted
+            return
 
         def check(segment: StripedSegment) -> None:
-            stored = StoredArray(segment, "p")
-            for each, (start, _) in zip(segment.parameters, segment.spans, strict=True):
-                if each in wanted and not stored.holds(start, each.host_master()):
-                    changed.add(segment)
+            own = wanted.intersection(segment.parameters)
+            if any(self._is_changed(segment, each) for each in own):
+                changed.append(segment)
 
         at_once([partial(check, segment) for segment in self.segments if wanted])
-        for segment in (each for each in self.segments if each in changed):
+        for segment in sorted(changed, key=lambda each: each.unit):
             self._write(segment, "p")
             self._has_changes = True
+        self._checks_beside = not changed
+
+    def _is_changed(self, segment: StripedSegment, parameter: DeviceParameter) -> bool:
+        """Return whether the host has another parameter than the last generation."""
+        start = parameter.extent.start
+        return not StoredArray(segment, "p").holds(start, parameter.host_master())
+
+    def _begin_check(self, segment: StripedSegment) -> None:
+        """Begin to compare the parameters of a unit with the drives, unless that is done."""
+
+        def check(parameter: DeviceParameter, _: object) -> None:
+            if self._is_changed(segment, parameter):
+                raise ChangedParameterError(parameter.label)
+
+        own = self._unchecked.intersection(segment.parameters)
+        if own and segment not in self._checks:
+            drives = cycle(self.drives.store.drives)
+            jobs = [(next(drives), partial(check, each)) for each in own]
+            self._checks[segment] = DriveTransfer("check of parameters", jobs).begin()
 
     @property
     def _is_dirty(self) -> bool:
@@ -191,11 +225,16 @@ class DriveHome(DurableHome[StripedSegment]):
 
     def restore(self, parameters: Iterable[DeviceParameter]) -> None:
         for each in parameters:
-            each.read_again()
+            if each not in self._unchecked:
+                each.read_again()
 
     def load_unit(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
         """Load arrays of a unit into memory, since they are about to be updated."""
         segment.reserve(arrays)
+        self._begin_check(segment)
+        if segment in self._checks:
+            self._checks.pop(segment).wait()
+            self._unchecked.difference_update(segment.parameters)
         for name in arrays if self._in_place else ():
             self._wait_for(segment, name)  # written from there, if updated before in this step
         items = [self._array(segment, name) for name in arrays]
@@ -231,6 +270,7 @@ class DriveHome(DurableHome[StripedSegment]):
         of as many units as there is room for."""
         for segment, arrays in later if self._in_place else later[:1]:
             if segment in self._ahead:
+                self._begin_check(segment)
                 continue
             names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
             loaded = [name for name in names if self._is_loaded(segment, name)]
@@ -240,6 +280,7 @@ class DriveHome(DurableHome[StripedSegment]):
                     return
                 self._most_ahead = max(self._most_ahead, nbytes)
             self._ahead[segment] = {name: self._read(segment, name) for name in loaded}
+            self._begin_check(segment)
 
     @property
     def _bytes_ahead(self) -> int:
@@ -267,6 +308,7 @@ class DriveHome(DurableHome[StripedSegment]):
         self._has_changes = False
         self._writes.clear()
         self._ahead.clear()
+        self._checks.clear()
         for segment in self.segments:
             for name in list(segment.arenas[0]):
                 segment.release(name)

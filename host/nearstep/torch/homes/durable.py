@@ -168,7 +168,8 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
         Parameters
         ----------
-        anew : the step is repeated, since a parameter was found to be changed.
+        anew : the step is repeated, since a parameter was found to be changed, or has several
+            parts: changes are looked for now.
         """
 
     def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
@@ -281,9 +282,8 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         changes of offloaded parameters are lost; with lost parameters steps are refused.
         """
         table, states = owner.table, owner.state
-        singles, begins = plan.singles(), self._open is None
+        begins = self._open is None
         step = self._open or self._begin(owner, early=not ends)
-        step.parameters += singles
         try:
             with self._in_step():
                 for state in states.values() if begins else ():
@@ -295,21 +295,23 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 self.prefetch(first)
                 for anew in (False, True):
                     if begins:  # a change that is found later is rolled back with the step
-                        self.prepare(singles if ends else table.parameters.values(), anew=anew)
+                        every = plan.singles() if ends else list(table.parameters.values())
+                        self.prepare(every, anew=anew or not ends)
                         if self._is_dirty:
                             made = _made(self.drives.store)
                             self._commit(owner, Made(made.steps, made.changes + 1))
                         step.generation, step.is_lost = self.drives.store.generation, None
                         self._open = None if ends else step
                     try:
-                        self._update(step.savepoint, plan, apply)
+                        self._update(step, plan, apply)
                         break
                     except ChangedParameterError:
                         if anew:
                             raise
-                        step.is_lost = False  # the host is unchanged
                         self.roll_back()
                         step.savepoint.restore()
+                        self.restore(each for each in step.parameters if each not in step.savepoint)
+                        step.is_lost = False  # the host is as before
                         table.recover()
                         table.traffic.go_back(counted)
                 if ends:
@@ -343,15 +345,14 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             table.interrupt(table.parameters.values(), error)
         return True
 
-    def _update(
-        self, savepoint: Savepoint, plan: StepPlan, apply: Callable[[StepPlan], bool]
-    ) -> None:
+    def _update(self, step: BegunStep, plan: StepPlan, apply: Callable[[StepPlan], bool]) -> None:
         units = [unit for _, unit in plan.of(self.segments)]
         needed: list[tuple[Any, Mapping[str, float]]] = [
             (segment, unit.needed()) for segment, unit in plan.of(self.segments)
         ]
         for index, unit in enumerate(units):
-            self.keep(savepoint, unit.singles())
+            self.keep(step.savepoint, unit.singles())
+            step.parameters += unit.singles()
             self.load_unit(*needed[index])
             self.prefetch(needed[index + 1 : index + 1 + AHEAD_UNITS])
             apply(unit)

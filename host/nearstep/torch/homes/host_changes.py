@@ -14,7 +14,8 @@ from nearstep.torch.convert import PartSums
 class ChangedParameterError(Fielded, NearstepError):
     """The host has changed a parameter since the last step; the step is repeated.
 
-    The step has committed nothing and changed nothing on the host. Users never see this error.
+    The step has committed nothing, and what it changed on the host is restored. Users never see
+    this error.
     """
 
     template = "{parameter} must be as the last step left it, but was changed"

@@ -14,8 +14,7 @@ from nearstep.torch.homes.peer import PeerHome
 from nearstep.torch.table import StateTable
 
 EXTENT_BYTES = 4 << 20
-"""Bytes of an extent of cards' drives at most: subgroups are read and written whole, and each
-extent takes the host's time."""
+"""Bytes of an extent of new drives at most: each extent takes the host's time."""
 
 
 def open_home(
@@ -37,7 +36,7 @@ def open_home(
             cards=True,
         )
         return opened, PeerHome(table, device, opened)
-    opened = OpenStore(options, title, groups, moments)
+    opened = OpenStore(options, title, groups, moments, extent_bytes=EXTENT_BYTES)
     try:
         memory = opened.memory(len(table.layout.required))
         return opened, DriveHome(table, opened, options.eviction, memory)

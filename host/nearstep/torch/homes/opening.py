@@ -16,7 +16,7 @@ from torch.optim.optimizer import ParamsT
 
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import NotADriveError, OwnerError, StorageError
-from nearstep.storage.drive_set import EXTENT_BYTES, create_set, drives_in
+from nearstep.storage.drive_set import create_set, drives_in
 from nearstep.storage.store import Store
 from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
@@ -40,9 +40,9 @@ class OpenStore:
     Parameters
     ----------
     moments : arrays of state that a parameter can have besides itself.
+    extent_bytes : of a new store.
     residual : it can have what error feedback holds back, too.
     block : bytes of an array by which one drive may have more of it than another.
-    extent_bytes : of a new store.
     cards : the drives are those of cards.
 
     Attributes
@@ -59,9 +59,9 @@ class OpenStore:
         groups: Sequence[Any],
         moments: int,
         *,
+        extent_bytes: int,
         residual: bool = False,
         block: int = 0,
-        extent_bytes: int = EXTENT_BYTES,
         cards: bool = False,
     ) -> None:
         assert options.drives is not None  # `Overflow.on`
