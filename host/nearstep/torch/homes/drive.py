@@ -157,10 +157,15 @@ class DriveHome(DurableHome[StripedSegment]):
         super().add(segment, parameters)
         self._plan.units = len(self.segments)
 
-    def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
+    def prepare(
+        self, parameters: Iterable[DeviceParameter], *, anew: bool = False, small: bool = False
+    ) -> None:
         """Write parameters that were changed and that a rollback reads from the drives; others are
-        sent with what else a step sends."""
-        wanted, changed = set(filter(self._is_restored, parameters)), set[StripedSegment]()
+        sent with what else a step sends, or, if `small`, written as far as the host has them."""
+        wanted = {
+            each for each in parameters if self._is_restored(each) or (small and each.is_on_host)
+        }
+        changed = set[StripedSegment]()
 
         def check(segment: StripedSegment) -> None:
             stored = StoredArray(segment, "p")
@@ -172,6 +177,8 @@ class DriveHome(DurableHome[StripedSegment]):
         for segment in (each for each in self.segments if each in changed):
             self._write(segment, "p")
             self._has_changes = True
+            for parameter in () if self._in_place else segment.parameters:
+                parameter.lose_master()  # memory of the device may have the old one
 
     @property
     def _is_dirty(self) -> bool:
@@ -251,17 +258,17 @@ class DriveHome(DurableHome[StripedSegment]):
             self._write(segment, name)
             self._plan.wrote(self._array(segment, name))
 
-    def commit(self, meta: Mapping[str, Any]) -> None:
+    def commit(self, meta: Mapping[str, Any], name: str = "") -> None:
         """Write what the drives do not have, and make all of it a generation."""
         for array in self._plan.written():
             self._write(self.segments[array.unit], array.name)
         for segment in self.segments:
-            for name in sorted(segment.dirty):
-                if segment.has(name):
-                    self._write(segment, name)
+            for dirty in sorted(segment.dirty):
+                if segment.has(dirty):
+                    self._write(segment, dirty)
             self.forget_gradients(segment)
         self._wait(0)
-        super().commit(meta)
+        super().commit(meta, name)
 
     def forget(self) -> None:
         self._has_changes = False
