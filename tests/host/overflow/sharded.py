@@ -132,7 +132,8 @@ def same(mesh: DeviceMesh, folder: Path, how: str, dtype: torch.dtype, device: A
     dist.barrier()
     plain, drives = HOW[how](mesh, dtype), HOW[how](mesh, dtype)
     reference = nearstep.optim.AdamW(plain.named_parameters(), lr=1e-2, device=device)
-    optimizer = make(drives, folder, device=device)
+    memory = {"memory": "16KiB"} if how == "tp" else {}
+    optimizer = make(drives, folder, device=device, **memory)
     compared = 0
     for step in range(3):
         train(plain, reference, [step], how)
@@ -145,7 +146,7 @@ def same(mesh: DeviceMesh, folder: Path, how: str, dtype: torch.dtype, device: A
     with torch.no_grad():
         for each in again.parameters():
             each.zero_()
-    resumed = make(again, folder, True, device=device)
+    resumed = make(again, folder, True, device=device, **memory)
     assert everything(again, resumed) == expected
     train(plain, reference, [3], how)
     train(again, resumed, [3], how)
@@ -265,6 +266,7 @@ def refused(mesh: DeviceMesh, folder: Path) -> int:
         kind(fully(mesh).parameters(), drives=[folder / f"rank{rank}"], memory=MEMORY)
     dist.barrier()
     assert not os.listdir(folder)
+    dist.barrier()
     if rank == 1:  # what this rank alone finds out
         (folder / "rank1").write_bytes(bytes(5000))
     with pytest.raises(NotADriveError if rank else RanksFailedError):
