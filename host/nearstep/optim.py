@@ -137,7 +137,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
     eviction : evict first parameters that the step has updated already (`updated_first`), or those
         used again last (`belady`).
     resume : resume parameters, state and options of groups from the last step on the drives.
-        `"common"`: from the last step that the drives of all ranks have; a number: from this
+        `"if-any"`: if there is one. `"common"`: from the last step that the drives of all ranks
+        have, as always with sharded parameters; a number: from this
         generation. Paths of other drives, of any number and of any device, or their folder: copy
         the step from these first, without changing them.
     transfer_handler : on cards with drives: `overlapped`: one subgroup is read and another written
@@ -168,6 +169,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
     OutOfDeviceMemoryError : the parameters that require a gradient do not fit.
     MemoryTooSmallError : `memory` is less than the largest parameter needs.
     RanksDifferError : the last steps on the drives of a job's ranks differ.
+    RanksDisagreeError, SharedDriveError, RanksFailedError : ranks with sharded parameters make
+        different optimizers, share a drive, or cannot begin together.
     ResumeError, StorageError : the drives cannot be opened, or have no suitable step.
     """
 

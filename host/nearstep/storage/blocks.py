@@ -106,7 +106,7 @@ class Blocks(ABC):
 
 
 class BlockFile(Blocks):
-    """A regular file or block device, locked for this process.
+    """A regular file or block device, locked for this process; if it is only read, for readers.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class BlockFile(Blocks):
         try:
             if direct:
                 _check_direct(self.name, self._fd)
-            lock(self.name, self._fd)
+            lock(self.name, self._fd, shared=read_only)
             self._identity = _identity(os.fstat(self._fd))
             self.count = os.lseek(self._fd, 0, os.SEEK_END) // BLOCK_BYTES
             if direct and self.count:

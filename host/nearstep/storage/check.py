@@ -142,6 +142,8 @@ def _check(drives: Sequence[Drive], progress: Progress) -> SetReport:
     if not any(slot.superblock for slot in slots):
         report.problems.append("there is no superblock, and so no generation")
     known: dict[Run, str] = {}
+    kept = {e.number: e for each in whole for e in each.kept.values()}
+    whole += [kept[number] for number in kept.keys() - {each.number for each in whole}]
     for generation in sorted(whole, key=lambda each: -each.number):
         report.generations.append(_check_generation(drives, generation, known, progress))
     report.generations.sort(key=lambda each: -each.number)

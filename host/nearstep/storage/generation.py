@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from nearstep.storage.drive_errors import (
 )
 from nearstep.storage.extents import Run, Tensor, overlap, parts_of, rows_of
 from nearstep.storage.header import Header
-from nearstep.storage.index import IndexFormatError, unpack_index
+from nearstep.storage.index import IndexFormatError, Names, unpack_index
 from nearstep.storage.superblock import SLOTS, Superblock, Unreadable, copies, unpack
 
 
@@ -39,12 +39,16 @@ class Generation:
     meta : the owner's, such as the step.
     tensors : by name.
     superblock : content of the slot.
+    name : under which later generations keep this one; empty: they do not.
+    kept : earlier generations by name.
     """
 
     slot: int
     meta: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
     superblock: Superblock
+    name: str = ""
+    kept: Mapping[str, Generation] = field(default_factory=dict)
 
     @property
     def number(self) -> int:
@@ -56,10 +60,10 @@ class Generation:
         return self.superblock.runs
 
     def extents(self) -> NDArray[Any]:
-        """Return the extents of the index and of the tensors."""
-        return np.concatenate(
-            [rows_of(self.index_runs), *(each.table.rows for each in self.tensors.values())]
-        )
+        """Return the extents of the index and of the tensors, and those of kept generations."""
+        kept = (each.extents() for each in self.kept.values())
+        tables = (each.table.rows for each in self.tensors.values())
+        return np.concatenate([rows_of(self.index_runs), *tables, *kept])
 
 
 Submit = Callable[[Generation, str, Any, int], Completion]
@@ -158,14 +162,20 @@ def _read_copy(blocks: Blocks, at: int, set_id: uuid.UUID) -> Superblock | str:
 
 
 def load(drives: Sequence[Drive], slot: Slot) -> Generation:
-    """Load the generation of a slot with a superblock.
+    """Load the generation of a slot with a superblock, and those that it keeps.
 
     Raises
     ------
-    TornIndexError : the index is damaged.
+    TornIndexError : an index is damaged.
     """
-    superblock = slot.superblock
-    assert superblock is not None
+    assert slot.superblock is not None
+    found, names = _load(drives, slot.number, slot.superblock)
+    indices = {k: Superblock(slot.superblock.set_id, *each) for k, each in names.kept.items()}
+    kept = {name: _load(drives, slot.number, each)[0] for name, each in indices.items()}
+    return replace(found, kept=kept)
+
+
+def _load(drives: Sequence[Drive], slot: int, superblock: Superblock) -> tuple[Generation, Names]:
     number, sizes = superblock.generation, [drive.header.blocks for drive in drives]
     data = aligned_bytes(BLOCK_BYTES * sum(run.blocks for run in superblock.runs))
     if any(r.drive >= len(drives) or r.block + r.blocks > sizes[r.drive] for r in superblock.runs):
@@ -180,10 +190,10 @@ def load(drives: Sequence[Drive], slot: Slot) -> Generation:
         reason = f"CRC-32 of its index must be {expected:#010x}, not {actual:#010x}"
         raise TornIndexError(number, reason)
     try:
-        tensors, meta = unpack_index(data.tobytes(), number, sizes, superblock.runs)
+        tensors, meta, names = unpack_index(data.tobytes(), number, sizes, superblock.runs)
     except IndexFormatError as error:
         raise TornIndexError(number, f"its index: {error}") from None
-    return Generation(slot.number, meta, tensors, superblock)
+    return Generation(slot, meta, tensors, superblock, names.own), names
 
 
 @dataclass(frozen=True)

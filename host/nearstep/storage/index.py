@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,10 @@ from nearstep.storage.extents import (
 from nearstep.storage.superblock import FIRST_FREE, end_of
 
 MAGIC = b"NSINDEX\n"
+MAGIC_OF_KEPT = b"NSINDEX2"
+"""Of an index with names: releases without names, which would free the blocks of kept generations,
+refuse it."""
+
 PREFIX = struct.Struct("<8sQ")
 """Magic and bytes of the JSON that follows, before the extents of all tensors in order."""
 
@@ -33,23 +38,45 @@ class IndexFormatError(Exception):
     """Reason why bytes are not an index."""
 
 
-def pack_index(generation: int, meta: Mapping[str, Any], tensors: Sequence[Tensor]) -> bytes:
+class Names(NamedTuple):
+    """Names in an index.
+
+    Attributes
+    ----------
+    own : of the generation; empty: none.
+    kept : generation, bytes, CRC-32 and runs of the index of each generation that is kept.
+    """
+
+    own: str = ""
+    kept: Mapping[str, tuple[int, int, int, Sequence[Run]]] = MappingProxyType({})
+
+
+NO_NAMES = Names()
+
+
+def pack_index(
+    generation: int, meta: Mapping[str, Any], tensors: Sequence[Tensor], names: Names = NO_NAMES
+) -> bytes:
     """Return the index as bytes."""
     listed = []
     for each in tensors:
         entry = {"name": each.name, "nbytes": each.nbytes, "extents": len(each.table)}
         entry |= {"first_drive": each.first_drive, "attributes": each.attributes}
         listed.append(entry | ({"pinned": True} if each.pinned else {}))
-    table = {"generation": generation, "meta": meta, "tensors": listed}
+    table: dict[str, Any] = {"generation": generation, "meta": meta, "tensors": listed}
+    has_names = bool(names.own or names.kept)
+    if has_names:
+        table |= {"name": names.own, "kept": dict(names.kept)}
     head = json.dumps(table, sort_keys=True, allow_nan=False).encode()
     rows = [each.table.rows.tobytes() for each in tensors]
-    return b"".join([PREFIX.pack(MAGIC, len(head)), head, *rows])
+    magic = MAGIC_OF_KEPT if has_names else MAGIC
+    return b"".join([PREFIX.pack(magic, len(head)), head, *rows])
 
 
 def unpack_index(
     data: bytes, generation: int, blocks: Sequence[int], own: Sequence[Run]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors by name, and the metadata.
+) -> tuple[dict[str, Tensor], dict[str, Any], Names]:
+    """Return the tensors by name, the metadata, and names of generations.
 
     Parameters
     ----------
@@ -62,17 +89,22 @@ def unpack_index(
     IndexFormatError : the bytes are not an index, or contradict themselves.
     """
     magic, length = PREFIX.unpack_from(data) if len(data) >= PREFIX.size else (b"", 0)
-    if magic != MAGIC or PREFIX.size + length > len(data):
+    if magic not in (MAGIC, MAGIC_OF_KEPT) or PREFIX.size + length > len(data):
         raise IndexFormatError(f"it must begin with {MAGIC!r}, not {magic!r}")
     try:
         head = json.loads(data[PREFIX.size : PREFIX.size + length])
-        number, meta, listed = head["generation"], head["meta"], head["tensors"]
-        names = ("name", "nbytes", "extents", "first_drive", "attributes")
-        fields = [(*(each[name] for name in names), bool(each.get("pinned"))) for each in listed]
+        found, meta, listed = head["generation"], head["meta"], head["tensors"]
+        columns = ("name", "nbytes", "extents", "first_drive", "attributes")
+        fields = [(*(each[name] for name in columns), bool(each.get("pinned"))) for each in listed]
+        kept = {
+            name: (number, nbytes, crc, [Run(*run) for run in runs])
+            for name, (number, nbytes, crc, runs) in head.get("kept", {}).items()
+        }
+        names = Names(head.get("name", ""), kept)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise IndexFormatError(f"its head is invalid: {str(error)[:100]}") from None
-    if number != generation:
-        raise IndexFormatError(f"it must be of generation {generation}, not {number}")
+    if found != generation:
+        raise IndexFormatError(f"it must be of generation {generation}, not {found}")
     rest = len(data) - PREFIX.size - length
     expected = EXTENT.itemsize * sum(each[2] for each in fields)
     if rest != expected:
@@ -92,7 +124,7 @@ def unpack_index(
         tensors[name] = Tensor(name, nbytes, attributes, table, first, pinned)
     if len(tensors) != len(fields):
         raise IndexFormatError("it names a tensor twice")
-    return tensors, meta
+    return tensors, meta, names
 
 
 def _check_extents(rows: NDArray[Any], blocks: Sequence[int], own: Sequence[Run]) -> None:

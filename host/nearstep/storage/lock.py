@@ -11,24 +11,24 @@ from pathlib import Path
 from nearstep.storage.drive_errors import DriveAccessError, DriveLockedError
 
 
-def lock(path: str, fd: int) -> None:
+def lock(path: str, fd: int, *, shared: bool = False) -> None:
     """Lock an open file for its descriptor alone, until the descriptor is closed or the process
-    ends.
+    ends; if `shared`, other readers may have it, too.
 
     Raises
     ------
     DriveLockedError : another descriptor holds the lock.
     """
-    if _lock(path, fd):
+    if _lock(path, fd, shared=shared):
         return
     if holder(os.fstat(fd)) == os.getpid():
         gc.collect()  # a store that failed here may be in a cycle with its error
-        if _lock(path, fd):
+        if _lock(path, fd, shared=shared):
             return
     raise locked(path, os.fstat(fd))
 
 
-def _lock(path: str, fd: int) -> bool:
+def _lock(path: str, fd: int, *, shared: bool) -> bool:
     """Try to lock a file, and return whether the lock was acquired.
 
     Raises
@@ -36,7 +36,7 @@ def _lock(path: str, fd: int) -> bool:
     DriveAccessError : the filesystem does not support locks.
     """
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             return False

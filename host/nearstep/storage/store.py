@@ -7,7 +7,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from nearstep.backends.base import Completion, Ended
@@ -33,7 +33,7 @@ from nearstep.storage.extent_jobs import Flat, Source, read_job, write_job
 from nearstep.storage.extents import Run, Table, Tensor, blocks_of, parts_of
 from nearstep.storage.generation import Generation, GenerationView, Slot, find
 from nearstep.storage.in_flight import InFlight
-from nearstep.storage.index import checked_json, checked_tensor, pack_index
+from nearstep.storage.index import Names, checked_json, checked_tensor, pack_index
 from nearstep.storage.superblock import (
     FIRST_FREE,
     MOST_RUNS,
@@ -333,7 +333,13 @@ class Store:
             self._check_open(f"open generation {generation}")
             return GenerationView(self._find(generation), self._submit_view)
 
-    def commit(self, meta: Mapping[str, Any] | None = None) -> int:
+    def commit(
+        self,
+        meta: Mapping[str, Any] | None = None,
+        *,
+        name: str = "",
+        decide: Callable[[], object] | None = None,
+    ) -> int:
         """Commit writes, additions and removals as the next generation, and return its number.
 
         A commit that has returned outlasts a power cut: payload and index are flushed on all drives
@@ -342,6 +348,10 @@ class Store:
         Parameters
         ----------
         meta : metadata of the generation, stored as JSON, such as the step.
+        name : under which later generations keep this one, until `drop`. Its blocks stay in use.
+        decide : called when payload and index are durable, before the superblock is written: the
+            first phase of a commit of several stores has ended. If it raises, nothing was
+            committed; `abort` rolls back.
 
         Raises
         ------
@@ -349,17 +359,21 @@ class Store:
         DriveFullError : there is no space for the index. Nothing was committed or lost.
         DriveVanishedError, DriveIOError : nothing was committed; `abort` rolls back.
         UncertainCommitError : the last write failed. Open the drives again.
-        ArgumentError : JSON cannot represent `meta`.
+        ArgumentError : JSON cannot represent `meta`, or the name is in use.
         """
-        kept = checked_json("meta", meta)
+        checked = checked_json("meta", meta)
         with self._lock:
             self._check_writable("commit")
+            if name in self._transaction.kept:
+                raise ArgumentError(f"name must be a new one, not {name!r}: drop the other first")
             self._in_flight.join_all()
             transaction = self._transaction
             transaction.check("commit")
             number = transaction.last + 1
             tensors = transaction.summed()
-            data = pack_index(number, kept, list(tensors.values()))
+            kept = dict(transaction.kept)
+            indices = {key: each.superblock.index for key, each in kept.items()}
+            data = pack_index(number, checked, list(tensors.values()), Names(name, indices))
             (runs,) = transaction.take([(blocks_of(len(data)), 0)])
             if len(runs) > MOST_RUNS:
                 detail = f" in {MOST_RUNS} pieces at most, for the index"
@@ -369,8 +383,12 @@ class Store:
             superblock = Superblock(set_id, number, len(data), crc32(data), runs)
             transaction.doubt = slot
             self._write_index(data, runs)
+            if decide is not None:
+                transaction.doubt = None  # nothing is in flight, and the slot is as it was
+                decide()
+                transaction.doubt = slot
             self._write_slot(slot, superblock.pack(), number, commits=True)
-            committed = Generation(slot, kept, tensors, superblock)
+            committed = Generation(slot, checked, tensors, superblock, name, kept)
             self._transaction = transaction.next(committed)
             return number
 
@@ -380,6 +398,28 @@ class Store:
             self._check_writable("abort")
             self._in_flight.join_all()
             self._transaction = self._transaction.next()
+
+    @property
+    def kept(self) -> Mapping[str, int]:
+        """Generations that are kept, by name: `at` reads them."""
+        with self._lock:
+            return {name: each.number for name, each in self._transaction.kept.items()}
+
+    def drop(self, name: str) -> None:
+        """Keep a generation no longer, from the next commit on; its blocks are free after the one
+        that follows.
+
+        Raises
+        ------
+        ArgumentError : there is no generation of this name.
+        """
+        with self._lock:
+            self._check_writable(f"drop {name!r}")
+            if name not in self._transaction.kept:
+                raise ArgumentError(
+                    f"name must be one of {sorted(self._transaction.kept)}, not {name!r}"
+                )
+            del self._transaction.kept[name]
 
     def drop_other(self) -> None:
         """Free the blocks of the previous generation now instead of at the next commit."""
@@ -446,7 +486,7 @@ class Store:
         return sorted((each for each in there if each is not None), key=lambda each: each.number)
 
     def _find(self, number: int) -> Generation:
-        for each in self._held:
+        for each in (*self._held, *self._transaction.kept.values()):
             if each.number == number:
                 return each
         raise NoGenerationError(number, self.generations)

@@ -44,6 +44,11 @@ class Superblock:
     index_crc: int
     runs: Sequence[Run]
 
+    @property
+    def index(self) -> tuple[int, int, int, Sequence[Run]]:
+        """Generation, bytes, CRC-32 and runs of its index."""
+        return self.generation, self.index_bytes, self.index_crc, self.runs
+
     def pack(self) -> Bytes:
         """Return the superblock as a block."""
         fields = LAYOUT.pack(

@@ -41,6 +41,7 @@ class Transaction:
     Attributes
     ----------
     tensors : by name.
+    kept : earlier generations by name.
     crcs : CRC-32 of each extent allocated by this transaction; 0 until the extent is written.
     failed : the first error of a write, or None.
     changing : tensor with new extents whose write has not been queued, as after an interrupt.
@@ -64,6 +65,9 @@ class Transaction:
         striped = (each for each in current.tensors.values() if not each.pinned)
         self._next_drive = sum(len(each.table) for each in striped) % len(blocks)
         self.tensors: dict[str, Tensor] = dict(current.tensors)
+        self.kept = dict(current.kept)
+        if current.name:
+            self.kept[current.name] = replace(current, kept={})
         self.crcs: dict[Run, int] = {}
         self.failed: Exception | None = None
         self.changing: str | None = None

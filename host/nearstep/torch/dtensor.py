@@ -34,6 +34,20 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
+def chunk(tensor: Tensor) -> tuple[list[int], list[int], list[int]]:
+    """Return the shape of the whole, and offset and shape of what this process has of it."""
+    shape = list(tensor.shape)
+    if not is_dtensor(tensor):
+        return shape, [0] * len(shape), shape
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    found = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    size, offset = map(list, found)
+    return shape, offset or [0] * len(shape), size
+
+
 def alike(part: Tensor, parameter: Tensor) -> Tensor:
     """Return local elements, in order, as a tensor of the parameter's shape and placements."""
     if not is_dtensor(parameter):

@@ -9,6 +9,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Self, Unpack, overload
 
@@ -24,22 +25,23 @@ from nearstep.torch import options
 from nearstep.torch.checks import check_parameter, label
 from nearstep.torch.compression import Compressed
 from nearstep.torch.device_gradient import SparseGradient
-from nearstep.torch.dtensor import is_sharded
+from nearstep.torch.dtensor import is_dtensor, is_sharded
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import HyperparameterError, StateError, UnsupportedOptionError
 from nearstep.torch.homes.durable import DurableHome, Watch
 from nearstep.torch.homes.generation import digest
 from nearstep.torch.homes.open_home import open_home
-from nearstep.torch.homes.opening import given_groups, tensors_of
+from nearstep.torch.homes.opening import describe, given_groups, has_step, tensors_of
+from nearstep.torch.homes.ranks import Ranks
 from nearstep.torch.host_device import host_device
 from nearstep.torch.host_table import HOST, NO_DEVICE, HostTable, MakeHome
 from nearstep.torch.in_backward import BackwardUpdates
 from nearstep.torch.layout import Layout
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.rule import BoundRule
-from nearstep.torch.settings import OnDevice, Settings
+from nearstep.torch.settings import IF_ANY, OnDevice, Settings
 from nearstep.torch.state import ParameterState, SavedState, Verbatim, export
-from nearstep.torch.step import Scaling
+from nearstep.torch.step import Scaling, StepPlan
 from nearstep.torch.table import StateTable, labels_of
 from nearstep.torch.traffic import Traffic
 from nearstep.torch.unclaimed import SharedDevice, unclaimed
@@ -113,18 +115,38 @@ class DeviceOptimizer(Optimizer):
             self.table.begin(self)
             return
         groups = given_groups(groups)  # drives may be those of the device
-        opened, home = open_home(self.table, self.title, groups)
-        self.table.use(home)
-        try:
-            super().__init__(groups, defaults)
-            self.table.begin(self)
-            home.begin_life(self)
-        except BaseException:
-            opened.give_up()
-            raise
+        ranks = self._meet(groups)
+        with nullcontext() if ranks is None else ranks.together():
+            opened, home = open_home(self.table, self.title, groups, ranks)
+            self.table.use(home)
+            try:
+                super().__init__(groups, defaults)
+                self.table.begin(self)
+                home.begin_life(self)
+            except BaseException:
+                opened.give_up()
+                raise
         if opened.owns:
             weakref.finalize(self, home.drives.close)
         opened.discard_source()
+
+    def _meet(self, groups: Any) -> Ranks | None:
+        """Compare with other ranks what they keep on drives, and decide whether to resume; None: no
+        parameter is shared."""
+        options, parameters, ranks = self.settings.overflow, tensors_of(groups), None
+        assert options is not None, "there are drives"
+        assert options.drives is not None, "there are drives"
+        if any(map(is_dtensor, parameters)):
+            self.settings.check_parameters(parameters)
+            ranks = Ranks.meet(describe(self.title, [parameters]), self.computes, options)
+        if options.resume == IF_ANY:
+            options = replace(options, resume=has_step(options.drives, ranks or Ranks()))
+            self.table.settings = replace(self.settings, overflow=options)
+        return ranks
+
+    def _together(self) -> AbstractContextManager[None]:
+        """An operation of all ranks, with drives: an error of this one ends it on all."""
+        return nullcontext() if self._durable is None else self._durable.ranks.together()
 
     def _attach(
         self,
@@ -191,6 +213,28 @@ class DeviceOptimizer(Optimizer):
         Their generation is the last step. No other process may write to them.
         """
         return None if self._durable is None else self._durable.drives.last
+
+    @eager
+    def keep(self, name: str) -> None:
+        """Commit parameters and state as a generation that the drives keep under a name.
+
+        Its space is in use until `store.drop`. With sharded parameters all ranks call this.
+
+        Raises
+        ------
+        ArgumentError : there are no drives, or the name is in use.
+        InterruptedStepError, EarlyUpdateError, StorageError
+        """
+        if self._durable is None:
+            raise ArgumentError("drives must be given for a generation to be kept")
+        if not isinstance(name, str) or not name:
+            raise ArgumentError(f"name must be a text, not {name!r}")
+        with torch.no_grad(), self._together():
+            self._check_whole("keep a generation")
+            if name in self._durable.drives.store.kept:
+                raise ArgumentError(f"name must be a new one, not {name!r}: drop the other first")
+            plan = StepPlan([], [], {}, Scaling(1.0, None))
+            self._durable.step(self, plan, lambda _: True, name=name)
 
     @property
     def memory_peak(self) -> int | None:
@@ -298,7 +342,7 @@ class DeviceOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            with torch.no_grad(), self.around_update():
+            with torch.no_grad(), self.around_update(), self._together():
                 scaling = self._ready()
                 only = None if self._early is None else self._early.left(self)
                 if scaling is None or not self._stepper.step(self, scaling, only):
@@ -438,7 +482,8 @@ class DeviceOptimizer(Optimizer):
         # Registered last, the hook runs after the user's.
         handle = self.register_load_state_dict_pre_hook(_prepare_to_load)
         try:
-            super().load_state_dict(state_dict)
+            with self._together():
+                super().load_state_dict(state_dict)
         finally:
             handle.remove()
 

@@ -36,14 +36,17 @@ Drives = Sequence[str | Path] | Store
 """Paths of a set of drives; or a store that the caller opened, and closes."""
 
 Resume = bool | int | str | Path | Sequence[str | Path]
-"""Whether to resume from the last step of the drives; `COMMON`; a generation; or the paths of
-another set of drives that has the step, or their folder."""
+"""Whether to resume from the last step of the drives; `COMMON`; `IF_ANY`; a generation; or the
+paths of another set of drives that has the step, or their folder."""
 
 FILE = "optimizer.nearstep"
 """Name of the drive in a folder that is given as one."""
 
 COMMON = "common"
 """Resume from the last step that the drives of all processes of a job have."""
+
+IF_ANY = "if-any"
+"""Resume if the drives have a step, and begin anew otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +59,8 @@ class Overflow:
     memory : device memory for parameters, gradients and state: bytes, text such as `64MiB`, or a
         share of their size, such as `25%`. None with the device's own drives: each uses the memory
         of its card.
-    resume : resume from the last step of the drives (True), of all ranks (`COMMON`), or of other
-        drives (their paths); or from this generation.
+    resume : resume from the last step of the drives (True), if there is one (`IF_ANY`), of all
+        ranks (`COMMON`), or of other drives (their paths); or from this generation.
     """
 
     drives: Drives | None
@@ -88,10 +91,11 @@ class Overflow:
         """
         if eviction not in get_args(Eviction):
             raise HyperparameterError("eviction", f"one of {get_args(Eviction)}", eviction)
-        is_path = isinstance(resume, str | Path) and resume != COMMON
+        is_path = isinstance(resume, str | Path) and resume not in (COMMON, IF_ANY)
         found = (cast(str | Path, resume),) if is_path else cast(Any, resume)
-        if not (isinstance(found, bool) or is_whole(found) or found == COMMON or _are_paths(found)):
-            expected = "True, False, 'common', a generation, or paths of drives to copy a step from"
+        is_named = not is_path and isinstance(found, str)
+        if not (isinstance(found, bool) or is_whole(found) or is_named or _are_paths(found)):
+            expected = "True, False, 'common', 'if-any', a generation, or paths of other drives"
             raise HyperparameterError("resume", expected, resume)
         if drives is None and memory is None and found is False:
             return None
@@ -117,6 +121,9 @@ class Overflow:
         if own:
             found = cls(drives=None, memory=None, eviction="updated_first", resume=False)
             found = found if given is None else given
+            if found.resume == IF_ANY:
+                expected = "True or False: the device has drives of its own"
+                raise HyperparameterError("resume", expected, IF_ANY)
             if found.memory is not None:
                 expected = "left out: each drive has the memory of its card"
                 raise HyperparameterError("memory", expected, found.memory)
@@ -423,9 +430,10 @@ class Settings:
         UnsupportedOptionError
         """
         found = list(parameters)
-        if self.overflow is not None and any(map(is_dtensor, found)):
-            reason = "processes that share parameters would commit at different times, and could "
-            reason += "not be resumed together"
+        is_of_cards = self.overflow is not None and self.overflow.memory is None
+        if self.overflow is not None and is_of_cards and any(map(is_dtensor, found)):
+            reason = "drives of cards keep no shards of parameters: give those of the host, with a "
+            reason += "device without drives"
             raise UnsupportedOptionError("drives", self.overflow.drives, reason)
         if self.max_grad_norm is not None and any(map(is_sharded, found)):
             reason = "the device knows the norm of this process's shards, not of the whole; call "

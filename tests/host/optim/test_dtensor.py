@@ -39,7 +39,7 @@ from nearstep.torch.errors import (
     UnsupportedOptionError,
 )
 
-from ..overflow.jobs import drives
+from ..overflow.jobs import card_url, drives
 from .conftest import like_torch
 
 URL = "golden:axdimm?memory_bytes=1MiB&scan=yes&gradient_scale=yes&rules=adam,sgd,sgd_momentum"
@@ -204,9 +204,10 @@ def test_what_cannot_be_right_is_refused_before_anything_is_sent(mesh):
     assert optimizer.traffic.gradients_down == 0
 
 
-def test_parameters_of_several_processes_do_not_lie_on_drives(mesh):
-    with drives() as on, pytest.raises(UnsupportedOptionError, match="be resumed together"):
-        nearstep.optim.AdamW(spread(mesh, (32,)), device=URL, drives=on.store, memory="100%")
+def test_drives_of_cards_do_not_have_shards(mesh):
+    """Those of the host do: `tests/host/overflow/test_sharded.py`."""
+    with drives(1) as on, pytest.raises(UnsupportedOptionError, match="keep no shards"):
+        nearstep.optim.AdamW(spread(mesh, (32,)), device=card_url(1, 128), drives=on.store)
 
 
 def test_sums_of_a_gradient_are_made_and_a_mesh_of_one_is_clipped_and_scaled(mesh):

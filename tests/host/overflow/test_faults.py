@@ -26,6 +26,7 @@ from nearstep.storage.drive_errors import (
     StorageError,
     UncertainCommitError,
 )
+from nearstep.storage.store import Store
 from nearstep.torch.errors import (
     BudgetFormatError,
     HyperparameterError,
@@ -34,6 +35,7 @@ from nearstep.torch.errors import (
     UnsupportedOptionError,
 )
 from nearstep.torch.homes.errors import MemoryTooSmallError, ResumeError
+from nearstep.torch.homes.segments import HeldStore
 from nearstep_sim.models.drive import FailAt
 
 from .jobs import HOMES, URL, Drives, Job, bits, drives, everything
@@ -437,3 +439,17 @@ def test_memory_that_cannot_be_read_is_called_by_its_name(tmp_path: Path) -> Non
             with pytest.raises(BudgetFormatError, match=r"^memory must be.*much"):
                 JOB.trained(URL, drives=store, memory="much")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_drives_that_are_read_again_are_at_the_generation_that_was_resumed() -> None:
+    """Not at a newer one that the user left: a commit that failed would count as made."""
+    with drives(1) as on:
+        for step in (1, 2):
+            on.store.commit({"step": step})
+        older = Store(on.store.drives, generation=1)
+        held = HeldStore(older, owns=False)
+        held.doubt(3)
+        assert held.store.generation == 1
+        assert held.store.commit({"step": 3}) == 3
+        held.doubt(3)
+        assert held.store.generation == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import numpy as np
@@ -22,7 +23,7 @@ from nearstep.storage.store import Store
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
-from nearstep_sim.models.drive import FailAt
+from nearstep_sim.models.drive import FailAt, Journal, after_cut, every_cut
 
 from .drives import (
     EXTENT,
@@ -496,3 +497,69 @@ def test_a_store_that_is_closed_or_read_only_says_so() -> None:
         store.read("p", out)
     with pytest.raises(StorageError):
         store.at(1)
+
+
+def test_a_generation_with_a_name_is_kept_until_it_is_dropped(rng) -> None:
+    store, size = new(2, 64), 2 * EXTENT
+    first = random_bytes(rng, size)
+    store.add("p", size)
+    store.write("p", first)
+    store.commit({"step": 1}, name="one")
+    with pytest.raises(ArgumentError, match="not 'one': drop the other first"):
+        store.commit(name="one")
+    for step in range(2, 9):
+        last = random_bytes(rng, size)
+        store.write("p", last)
+        store.commit({"step": step}, name="six" if step == 6 else "")
+        if step % 3 == 0:
+            store = again(store)
+        out = bytearray(size)
+        store.at(1).read("p", out)
+        assert out == first
+        assert store.at(1).meta == {"step": 1}
+        assert store.kept == {"one": 1} | ({"six": 6} if step >= 6 else {})
+    assert sorted(store.generations) == [7, 8]
+    store.abort()
+    assert store.kept == {"one": 1, "six": 6}
+    free = store.free_bytes
+    with pytest.raises(ArgumentError, match=r"one of \['one', 'six'\], not 'two'"):
+        store.drop("two")
+    for name, left in (("one", {"six": 6}), ("six", {})):
+        store.drop(name)
+        assert store.free_bytes == free, "until the generations that refer to it are replaced"
+        for _ in range(2):
+            store.commit()
+        assert store.free_bytes >= free + size
+        store.write("p", last)  # over the blocks that were its
+        store.abort()
+        store = again(store)
+        assert (store.kept, contents(store)) == (left, {"p": last})
+        assert store.free_bytes >= free + size
+        free = store.free_bytes
+    with pytest.raises(NoGenerationError):
+        store.at(1)
+
+
+def test_a_power_cut_leaves_a_kept_generation_as_it_was(rng) -> None:
+    begin, journal = memory_set(2, 64), Journal()
+    store, _ = open_images(begin, journal)
+    size, drawn = 2 * EXTENT, random.Random(RNG_SEED)
+    data = [random_bytes(rng, size) for _ in range(5)]
+    events, ended = journal.events, list[int]()
+    store.add("p", size)
+    for number, each in enumerate(data):
+        store.write("p", each)
+        store.commit({"step": number}, name="first" if number == 0 else "")
+        ended.append(len(events))
+    store.close()
+    cuts = 0
+    for at in range(ended[0], len(events), 2):
+        for kept in every_cut(events[:at], 2, drawn):
+            cut = open_images(after_cut(begin, events[:at], kept))[0]
+            out = bytearray(size)
+            cut.at(cut.kept["first"]).read("p", out)
+            assert out == data[0], (at, kept)
+            assert cut.meta["step"] in {sum(end <= at for end in ended) - n for n in (0, 1)}
+            cut.close()
+            cuts += 1
+    assert cuts > 40

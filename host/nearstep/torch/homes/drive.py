@@ -165,16 +165,22 @@ class DriveHome(DurableHome[StripedSegment]):
         super().add(segment, parameters)
         self._plan.units = len(self.segments)
 
-    def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
+    def prepare(
+        self, parameters: Iterable[DeviceParameter], *, anew: bool = False, small: bool = False
+    ) -> None:
         """Write parameters that were changed and that a rollback reads from the drives.
 
         They are compared now, or while units are loaded. Others are sent with what else a step
-        sends.
+        sends, or, if `small`, written as far as the host has them.
         """
-        wanted, changed = set(filter(self._is_restored, parameters)), list[StripedSegment]()
+        wanted = {
+            each for each in parameters if self._is_restored(each) or (small and each.is_on_host)
+        }
+        changed = list[StripedSegment]()
         self._checks.clear()
         self._unchecked.clear()
-        if self._checks_beside and not anew and not self._is_dirty:
+        beside = self._checks_beside and self.ranks.is_alone  # other ranks do not repeat a step
+        if beside and not (anew or small or self._is_dirty):
             self._unchecked |= wanted
             return
 
@@ -187,6 +193,8 @@ class DriveHome(DurableHome[StripedSegment]):
         for segment in sorted(changed, key=lambda each: each.unit):
             self._write(segment, "p")
             self._has_changes = True
+            for parameter in () if self._in_place else segment.parameters:
+                parameter.lose_master()  # memory of the device may have the old one
         self._checks_beside = not changed
 
     def _is_changed(self, segment: StripedSegment, parameter: DeviceParameter) -> bool:
@@ -292,17 +300,17 @@ class DriveHome(DurableHome[StripedSegment]):
             self._write(segment, name)
             self._plan.wrote(self._array(segment, name))
 
-    def commit(self, meta: Mapping[str, Any]) -> None:
+    def commit(self, meta: Mapping[str, Any], name: str = "") -> None:
         """Write what the drives do not have, and make all of it a generation."""
         for array in self._plan.written():
             self._write(self.segments[array.unit], array.name)
         for segment in self.segments:
-            for name in sorted(segment.dirty):
-                if segment.has(name):
-                    self._write(segment, name)
+            for dirty in sorted(segment.dirty):
+                if segment.has(dirty):
+                    self._write(segment, dirty)
             self.forget_gradients(segment)
         self._wait(0)
-        super().commit(meta)
+        super().commit(meta, name)
 
     def forget(self) -> None:
         self._has_changes = False

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -28,7 +29,7 @@ from nearstep.torch.homes.generation import (
 )
 from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.homes.host_changes import ChangedParameterError
-from nearstep.torch.homes.opening import OpenStore, keys
+from nearstep.torch.homes.opening import OpenStore, keys, shards
 from nearstep.torch.homes.resume import REPLACES, Made
 from nearstep.torch.homes.segments import (
     GRADIENTS,
@@ -128,6 +129,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     segments : in the order of their updates in a step.
     recovers : a rollback repairs every failure of the device, since the drives have all data.
     watch : told of transfers and updates, while they are recorded.
+    ranks : processes that share the parameters, and commit together.
     """
 
     is_durable = True
@@ -138,12 +140,14 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def __init__(self, table: StateTable, opened: OpenStore) -> None:
         super().__init__(table.device, table.formats, table.traffic)
         self.drives = HeldStore(opened.store, owns=opened.owns)
+        self.ranks = opened.ranks
         self.segments: list[AnySegment] = []
         self.watch: Watch | None = None
         self._source = opened.source
         self._replaces = opened.replaces
         self._failed: BegunStep | None = None
         self._open: BegunStep | None = None
+        self._shards: tuple[list[int], Mapping[str, Any]] | None = None
 
     @property
     @abstractmethod
@@ -163,13 +167,16 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         return None
 
     @abstractmethod
-    def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
+    def prepare(
+        self, parameters: Iterable[DeviceParameter], *, anew: bool = False, small: bool = False
+    ) -> None:
         """Prepare a step of these; data already changed on the drives is committed first.
 
         Parameters
         ----------
         anew : the step is repeated, since a parameter was found to be changed, or has several
             parts: changes are looked for now.
+        small : no step follows that would send changed parameters which are small.
         """
 
     def keep(self, savepoint: Savepoint, parameters: Iterable[DeviceParameter]) -> None:
@@ -238,7 +245,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             self._resume(owner)
         else:
             self.write_masters()
-            self._commit(owner, Made(0, 0))
+            self._commit(owner, 0)
         self._source = None
 
     @property
@@ -269,8 +276,12 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         apply: Callable[[StepPlan], bool],
         *,
         ends: bool = True,
+        name: str = "",
     ) -> bool:
         """Update one unit of parameters after the other, and commit a generation of all.
+
+        With a name the plan is empty, and the generation is kept; changes by the program of any
+        parameter are part of it.
 
         Updates in backward (`ends` is False) leave the step open: a later call goes on with it, and
         the last one commits. Errors, and `give_up`, roll all of them back.
@@ -295,11 +306,12 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 self.prefetch(first)
                 for anew in (False, True):
                     if begins:  # a change that is found later is rolled back with the step
-                        every = plan.singles() if ends else list(table.parameters.values())
-                        self.prepare(every, anew=anew or not ends)
-                        if self._is_dirty:
-                            made = _made(self.drives.store)
-                            self._commit(owner, Made(made.steps, made.changes + 1))
+                        some = ends and not name
+                        every = plan.singles() if some else list(table.parameters.values())
+                        self.prepare(every, anew=anew or not ends, small=bool(name))
+                        made = _made(self.drives.store)
+                        if self.ranks.any(made, flag=self._is_dirty):
+                            self._commit(owner, made.steps, made.changes + 1)
                         step.generation, step.is_lost = self.drives.store.generation, None
                         self._open = None if ends else step
                     try:
@@ -315,7 +327,9 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                         table.recover()
                         table.traffic.go_back(counted)
                 if ends:
-                    self._commit(owner, Made(_made(self.drives.store).steps + 1, 0))
+                    steps, changes, _ = _made(self.drives.store)
+                    after = (steps, changes + 1) if name else (steps + 1, 0)
+                    self._commit(owner, *after, name)
                     self._open = None
         except BaseException as error:
             step.recovers = self.recovers or isinstance(error, StorageError)
@@ -436,13 +450,13 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         try:
             load()
             self.write_masters()
-            self._commit(owner, Made(_made(self.drives.store).steps + 1, 0))
+            self._commit(owner, _made(self.drives.store).steps + 1)
         except StorageError as error:
             self._release(error)
             raise
 
-    def commit(self, meta: Mapping[str, Any]) -> None:
-        """Commit all writes as a generation.
+    def commit(self, meta: Mapping[str, Any], name: str = "") -> None:
+        """Commit all writes as a generation, on all ranks or on none.
 
         If the last write fails, the drives are read: if the generation counts, return; else raise
         the error of the write.
@@ -453,7 +467,9 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         StorageError
         """
         try:
-            self.drives.store.commit(meta)
+            made = Made(*meta["made"])
+            decide = partial(self.ranks.prepared, made)
+            self.drives.store.commit(meta, name=name, decide=decide)
         except UncertainCommitError as error:
             self.drives.doubt(error.generation)
             try:
@@ -484,13 +500,23 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         for name in segment.on_drives.intersection(GRADIENTS):
             segment.remove(name)
 
-    def _commit(self, owner: Owner, made: Made, **more: str) -> None:
-        kept = pack(owner, self.layout(keys(owner.param_groups)))
+    def _commit(
+        self, owner: Owner, steps: int, changes: int = 0, name: str = "", **more: str
+    ) -> None:
+        kept = pack(owner, self.layout(keys(owner.param_groups)), self._parts(owner))
+        made = Made(steps, changes, self.ranks.life)
         saves = owner.table.settings.save_residual
         written = write_residuals(self.segments, owner.state, save=saves)
-        self.commit({**kept, "made": made, **more})
+        self.commit({**kept, "made": made, **more}, name)
         for state in written:
             state.residual_saved()
+
+    def _parts(self, owner: Owner) -> Mapping[str, Any]:
+        """Return `shards` of the groups, which change with the parameters alone."""
+        sizes = [len(owner.table.parameters), *(len(each["params"]) for each in owner.param_groups)]
+        if self._shards is None or self._shards[0] != sizes:
+            self._shards = sizes, shards(owner.param_groups)
+        return self._shards[1]
 
     def _resume(self, owner: Owner) -> None:
         """Load parameters, state and options from the drives."""
@@ -520,10 +546,11 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 if found.residual:
                     read_residual(resident, state)
                 table.keep(owner, resident, state)
-        if carried:
+        made = _made(source)
+        if self.ranks.any(made, flag=carried):
             replaced = str(source.drives[0].header.set_id)
             more = {REPLACES: replaced} if self._replaces else {}
-            self._commit(owner, _made(source), **more)
+            self._commit(owner, made.steps, made.changes, **more)
 
     def _reshard(self, owner: Owner, source: Store, states: Mapping[Tensor, StepState]) -> bool:
         """Copy arrays from other drives or another layout; return whether copies were needed."""

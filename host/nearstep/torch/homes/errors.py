@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from nearstep.errors import Fielded
+from nearstep.errors import ArgumentError, Fielded
 from nearstep.storage.drive_errors import StorageError
 from nearstep.torch.errors import HyperparameterError
 
@@ -60,6 +60,43 @@ class RanksDifferError(ResumeError):
         if common is not None:
             hint = f'resume="common" goes on from step {common} on all'
         super().__init__("the same last step on all ranks", f"{'; '.join(said)}; {hint}")
+
+
+class RanksFailedError(Fielded, StorageError):
+    """Ranks did not do the same, or one failed: no rank commits a generation, and all roll back.
+
+    If all ranks are there and have the same step, all may repeat it. Otherwise all have to resume.
+
+    Attributes
+    ----------
+    expected, actual : what this rank was about to do, and what others did.
+    """
+
+    template = "all ranks must {expected}; {actual}"
+    expected: str
+    actual: str
+
+
+class RanksDisagreeError(Fielded, ArgumentError):
+    """Ranks that share parameters make different optimizers. No drive was touched.
+
+    Attributes
+    ----------
+    what : that is to be the same.
+    actual : of each rank.
+    """
+
+    template = "all ranks must have the same {what}, not {actual}"
+    what: str
+    actual: str
+
+
+class SharedDriveError(Fielded, StorageError):
+    """Several ranks are given one drive. No drive was touched."""
+
+    template = "drive {path} must be of one rank, not of ranks {ranks}"
+    path: str
+    ranks: Sequence[int]
 
 
 class NothingToResumeError(ResumeError):

@@ -44,12 +44,15 @@ class StepState(NamedTuple):
     residual: bool | None = False
 
 
-def pack(owner: Owner, layout: Mapping[str, Any] | None) -> dict[str, Any]:
+def pack(
+    owner: Owner, layout: Mapping[str, Any] | None, parts: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the meta data of a generation.
 
     Parameters
     ----------
     layout : of the arrays; see `nearstep.torch.homes.durable.DurableHome.layout`.
+    parts : as of `nearstep.torch.homes.opening.shards`.
     """
     groups, names = owner.param_groups, keys(owner.param_groups)
     saves = owner.table.settings.save_residual
@@ -58,6 +61,10 @@ def pack(owner: Owner, layout: Mapping[str, Any] | None) -> dict[str, Any]:
         "owner": _name(owner),
         "rule": owner.computes,
         "layout": layout,
+        "shards": parts,
+        "names": [group.get("param_names") for group in groups],
+        "arrays": dict(owner.table.layout.moments),
+        "formats": dict(owner.table.formats.state),
         "groups": [_options(group, index) for index, group in enumerate(groups)],
         "states": {
             names[p]: _state(names[p], state, save_residual=saves)
@@ -92,11 +99,15 @@ def unpack(
         for p, name in keys(groups).items()
         if name in meta["states"]
     }
-    options = [
+    return options_of(meta), states
+
+
+def options_of(meta: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
+    """Return the options of each group; JSON has no tuples."""
+    return [
         {k: tuple(v) if isinstance(v, list) else v for k, v in each.items()}
         for each in meta["groups"]
-    ]  # JSON has no tuples
-    return options, states
+    ]
 
 
 def digest(rule: Optimizer, source: str) -> str:

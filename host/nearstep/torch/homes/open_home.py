@@ -11,6 +11,7 @@ from nearstep.torch.homes.drive import DriveHome
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.homes.opening import OpenStore
 from nearstep.torch.homes.peer import PeerHome
+from nearstep.torch.homes.ranks import Ranks
 from nearstep.torch.table import StateTable
 
 EXTENT_BYTES = 4 << 20
@@ -18,9 +19,14 @@ EXTENT_BYTES = 4 << 20
 
 
 def open_home(
-    table: StateTable, title: str, groups: Sequence[Any]
+    table: StateTable, title: str, groups: Sequence[Any], ranks: Ranks | None
 ) -> tuple[OpenStore, DurableHome[Any]]:
-    """Open the drives of an optimizer."""
+    """Open the drives of an optimizer.
+
+    Parameters
+    ----------
+    ranks : processes that share its parameters; None: it has whole ones.
+    """
     device, settings, options = table.device, table.settings, table.settings.overflow
     assert options is not None, "there are drives"
     moments = len(table.layout.moments)
@@ -36,7 +42,7 @@ def open_home(
             cards=True,
         )
         return opened, PeerHome(table, device, opened)
-    opened = OpenStore(options, title, groups, moments, extent_bytes=EXTENT_BYTES)
+    opened = OpenStore(options, title, groups, moments, extent_bytes=EXTENT_BYTES, ranks=ranks)
     try:
         memory = opened.memory(len(table.layout.required))
         return opened, DriveHome(table, opened, options.eviction, memory)

@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import ParamsT
@@ -21,9 +23,11 @@ from nearstep.storage.store import Store
 from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
 from nearstep.torch.budget import budget_bytes
+from nearstep.torch.dtensor import chunk, is_dtensor
 from nearstep.torch.homes import resume
 from nearstep.torch.homes.errors import NothingToResumeError, ResumeError
-from nearstep.torch.homes.resume import moved_from, remove
+from nearstep.torch.homes.ranks import Ranks
+from nearstep.torch.homes.resume import Made, moved_from, remove
 from nearstep.torch.homes.segments import HELD_BACK
 from nearstep.torch.settings import COMMON, Drives, Overflow
 
@@ -44,6 +48,7 @@ class OpenStore:
     residual : it can have what error feedback holds back, too.
     block : bytes of an array by which one drive may have more of it than another.
     cards : the drives are those of cards.
+    ranks : processes that share the parameters.
 
     Attributes
     ----------
@@ -63,6 +68,7 @@ class OpenStore:
         residual: bool = False,
         block: int = 0,
         cards: bool = False,
+        ranks: Ranks | None = None,
     ) -> None:
         assert options.drives is not None  # `Overflow.on`
         self._parameters = tensors_of(groups)
@@ -71,16 +77,21 @@ class OpenStore:
         self._made: list[str] = []
         self._folder: Path | None = None
         self._cards = cards
+        self.ranks = Ranks() if ranks is None else ranks
+        self._is_shared = ranks is not None
+        is_flat = not all(isinstance(each, Mapping) for each in groups)
+        self._shards = shards([groups] if is_flat else groups)
         owner = describe(title, map(tensors_of, groups))
         drives = options.drives
         self.owns = not isinstance(drives, Store)
         self.source: Store | None = None
         self._left: Sequence[Path] = ()
-        self._is_agreed = options.resume is False or options.generation is not None
+        chosen = options.generation is not None and ranks is None
+        self._is_agreed = options.resume is False or chosen
         try:
             if cards and self._resumes and not options.others and not isinstance(drives, Store):
                 self._left = moved_from([str(each) for each in drives], owner)
-            others = _drives_of(options.others) if options.others else self._left
+            others = drives_of(options.others) if options.others else self._left
             if others:
                 self.source = self._at_agreed(lambda number: _opened(others, owner, number))
             there = () if self.source is None else self.source.tensors
@@ -90,7 +101,7 @@ class OpenStore:
             self._close_source()
             self._remove_made()
             if not self._is_agreed:
-                resume.failed()
+                self.ranks.failed()
             raise
 
     def _at_agreed(self, at: Callable[[int | None], Store]) -> Store:
@@ -102,12 +113,19 @@ class OpenStore:
         at : opens them; None: at the last generation.
         """
         store = at(self._options.generation)
-        if self._is_agreed:
-            return store
-        self._is_agreed, common = True, self._options.resume == COMMON
-        last = store.generation
         try:
-            number = resume.agree(store.generations, last, common=common)
+            check_shards(store.meta, self._shards)
+            if self._is_agreed:
+                return store
+            chosen, last = self._options.generation is not None, store.generation
+            common = not chosen and (self._is_shared or self._options.resume == COMMON)
+            self._is_agreed = True
+            try:
+                told = self.ranks.exchange
+                number = resume.agree(store.generations, last, common=common, exchange=told)
+            except BaseException:
+                self.ranks.end()
+                raise
         except BaseException:
             if store is not self._options.drives:
                 store.close()
@@ -130,9 +148,12 @@ class OpenStore:
             left = unfinished(drives)
             if left:
                 raise NothingToResumeError(f"a step of {owner}", left)
-            return self._at_agreed(
+            store = self._at_agreed(
                 lambda number: Store.open(drives, owner=owner, generation=number)
             )
+            if self._options.generation is None and store.generation < max(store.generations):
+                store.drop_other()  # others do not have it
+            return store
         arrays = (1 + moments) * len(self._parameters)
         state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
         share = GENERATIONS * (state // len(drives) + block * (1 + moments)) + SPARE_BYTES
@@ -211,7 +232,7 @@ class OpenStore:
         self._remove_made()
 
 
-def _drives_of(given: Sequence[str | Path]) -> Sequence[Path]:
+def drives_of(given: Sequence[str | Path]) -> Sequence[Path]:
     """Drives by their paths, or all of a folder."""
     paths = map(Path, given)
     return [one for each in paths for one in (drives_in(each) if each.is_dir() else [each])]
@@ -259,6 +280,36 @@ def tensors_of(groups: Any) -> list[Tensor]:
     return [found for each in parts for found in tensors_of(each)]
 
 
+def has_step(drives: Drives, ranks: Ranks) -> bool:
+    """Return whether drives of any rank have a step; otherwise remove drives without one.
+
+    Drives with the constructor's parameters alone have none, beside those of a rank that has not
+    begun: a first commit that was cut off.
+    """
+    own = _made(drives)
+    told = list(ranks.exchange([own]).values())
+    made = [] if None in told else [each[0] for each in told]  # a silent rank is named later
+    if None not in made or not all(each in (None, [0, 0]) for each in made):
+        return True
+    if not isinstance(drives, Store):
+        places = list(map(Path, drives))
+        remove(places if own else places[::-1])
+    return False
+
+
+def _made(drives: Drives) -> Sequence[int] | None:
+    """Return how far the last generation of drives is; None: they have none."""
+    if isinstance(drives, Store):
+        return list(Made.of(drives.meta, 0)[:2]) if drives.meta else None
+    if not any(map(os.path.lexists, drives)) or unfinished(drives):
+        return None
+    try:
+        with Store.open(drives, owner=None, read_only=True) as store:
+            return list(Made.of(store.meta, store.generation)[:2])
+    except StorageError:
+        return [1, 0]  # what is wrong is said when they are opened
+
+
 def describe(title: str, groups: Iterable[Iterable[Tensor]]) -> str:
     """Name of an optimizer and its parameters: others have another one."""
     shapes = [
@@ -266,6 +317,35 @@ def describe(title: str, groups: Iterable[Iterable[Tensor]]) -> str:
     ]
     digest = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()[:16]
     return f"{title} of {len(shapes)} parameters, {digest}"
+
+
+def shards(groups: Iterable[Any]) -> dict[str, Any]:
+    """Which part of each parameter this process has, for a generation's meta data.
+
+    Parameters
+    ----------
+    groups : as of `given_groups`.
+    """
+    found = [tensors_of(each) for each in groups]
+    is_shared = any(map(is_dtensor, chain(*found)))
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if is_shared else (0, 1)
+    parts = [[None if is_lazy(p) else chunk(p) for p in group] for group in found]
+    return {"rank": rank, "ranks": ranks, "parts": json.loads(json.dumps(parts))}
+
+
+def check_shards(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise `ResumeError` if a generation has other shards; one of a release without shards has
+    whole parameters."""
+    found = meta.get("shards")
+    if found is None or found == own:
+        if found is None and own["ranks"] > 1 and meta:
+            raise ResumeError(f"shards of rank {own['rank']}", "those of a process alone")
+        return
+    names = [f"the shards of rank {each['rank']} of {each['ranks']}" for each in (own, found)]
+    if names[0] == names[1]:
+        names[1] += " in other placements"
+    hint = ": nearstep.torch.checkpoint.GenerationReader loads them elsewhere"
+    raise ResumeError(names[0], names[1] + hint)
 
 
 def keys(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, str]:

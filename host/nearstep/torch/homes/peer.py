@@ -259,10 +259,12 @@ class PeerHome(DurableHome[ShardedSegment]):
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         return [list(parameters)]
 
-    def prepare(self, parameters: Iterable[DeviceParameter], *, anew: bool = False) -> None:
+    def prepare(
+        self, parameters: Iterable[DeviceParameter], *, anew: bool = False, small: bool = False
+    ) -> None:
         self.prefetcher.use(self.drives.store)
-        beside = self.checks.beside and not anew and not self._is_timed
-        if not self._is_dirty:  # else a commit comes first, which makes reads stale
+        beside = self.checks.beside and not anew and not small and not self._is_timed
+        if not (small or self._is_dirty):  # else a commit comes first, which makes reads stale
             self.prefetcher.begin()
         later: list[tuple[DeviceParameter, CheckedParameter]] = []
         for each in parameters:
@@ -292,10 +294,10 @@ class PeerHome(DurableHome[ShardedSegment]):
             for each in segment.parameters:
                 each.push_changes()
 
-    def commit(self, meta: Mapping[str, Any]) -> None:
+    def commit(self, meta: Mapping[str, Any], name: str = "") -> None:
         for segment in self.segments:
             self.forget_gradients(segment)
-        super().commit(meta)
+        super().commit(meta, name)
         self.prefetcher.use(self.drives.store)  # a new one if the commit was in doubt
 
     def forget(self) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -196,10 +196,12 @@ class Made(NamedTuple):
     ----------
     steps : and checkpoints that were loaded.
     changes : generations since, of what the host changed between steps.
+    life : of the ranks that made it (`nearstep.torch.homes.ranks.Ranks`); empty: of one process.
     """
 
     steps: int
     changes: int
+    life: str = ""
 
     @classmethod
     def of(cls, meta: Mapping[str, Any], generation: int) -> Made:
@@ -207,75 +209,87 @@ class Made(NamedTuple):
         return cls(*meta.get("made", (generation if meta else 0, 0)))
 
 
-def agree(generations: Mapping[int, Mapping[str, Any]], last: int, *, common: bool) -> int:
+def agree(
+    generations: Mapping[int, Mapping[str, Any]],
+    last: int,
+    *,
+    common: bool,
+    exchange: Callable[[Any], dict[int, Any]],
+) -> int:
     """Find the generation that this process goes on from.
 
-    All processes of the default group of `torch.distributed`, if there is one, say what they have,
-    through the store of the group.
+    All processes of the default group of `torch.distributed`, if there is one, say what they have.
 
     Parameters
     ----------
     generations : meta data of those that this process has, by number.
     last : the one that it goes on from unless `common`.
     common : go on from the last step that all have.
+    exchange : tells all ranks what this one has, and returns what each has.
 
     Raises
     ------
     RanksDifferError : the last steps differ, or no step is `common`; or a process does not resume.
     """
     own = {number: Made.of(meta, number) for number, meta in generations.items()}
-    ranks = _exchange({last: own[last], **own})
+    said = exchange(list({last: own[last], **own}.items()))
+    ranks = {
+        rank: {number: Made(*made) for number, made in each or ()} for rank, each in said.items()
+    }
     shared = set.intersection(*(set(each.values()) for each in ranks.values()))
     if common:
         if not shared:
-            raise RanksDifferError(_steps(ranks), None)
+            raise RanksDifferError(steps_of(ranks), None)
         return max(number for number, made in own.items() if made == max(shared))
     if len({next(iter(each.values()), None) for each in ranks.values()}) > 1:
-        raise RanksDifferError(_steps(ranks), max(shared).steps if shared else None)
+        raise RanksDifferError(steps_of(ranks), max(shared).steps if shared else None)
     return last
 
 
 def failed() -> None:
     """Say that this process cannot resume, so that others need not wait for it."""
-    if not _alone():
-        _tell({})
+    if not is_alone():
+        _tell([])
 
 
-def _exchange(own: Mapping[int, Made]) -> dict[int, dict[int, Made]]:
-    """Generations of each rank, the last one first."""
-    if _alone():
-        return {0: dict(own)}
+def exchange(own: Any) -> dict[int, Any]:
+    """What each rank says, in JSON, through the store of the default group; None of one that says
+    nothing within `TIMEOUT_S`."""
+    if is_alone():
+        return {0: own}
     store, call = _tell(own)
     keys = [f"{call}/{rank}" for rank in range(dist.get_world_size())]
-    found: dict[int, dict[int, Made]] = {}
+    found: dict[int, Any] = {}
     end = time.monotonic() + TIMEOUT_S
     for rank, key in enumerate(keys):
         try:
             store.wait([key], timedelta(seconds=max(1.0, end - time.monotonic())))
         except RuntimeError:  # torch's own, of a time that is over
-            found[rank] = {}
+            found[rank] = None
             continue
-        said = json.loads(store.get(key))
-        found[rank] = {number: Made(*made) for number, made in said}
+        found[rank] = json.loads(store.get(key))
     return found
 
 
-def _tell(own: Mapping[int, Made]) -> tuple[Any, int]:
+def _tell(own: Any) -> tuple[Any, int]:
     """Say what this process has; the store that all use, and which exchange it is."""
     from torch._C._distributed_c10d import PrefixStore  # some builds of torch have none
 
     call = next(_calls)
     group = dist.distributed_c10d._get_default_group()
-    store = PrefixStore("nearstep/resume", dist.distributed_c10d._world.pg_map[group][1])
-    store.set(f"{call}/{dist.get_rank()}", json.dumps(list(own.items())))
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torchrun keeps the store
+    store = PrefixStore(f"nearstep/resume/{life}", dist.distributed_c10d._world.pg_map[group][1])
+    store.set(f"{call}/{dist.get_rank()}", json.dumps(own))
     return store, call
 
 
-def _alone() -> bool:
+def is_alone() -> bool:
+    """Whether there are no other processes in the default group."""
     return not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 
-def _steps(ranks: Mapping[int, Mapping[int, Made]]) -> dict[int, dict[int, int]]:
+def steps_of(ranks: Mapping[int, Mapping[int, Made]]) -> dict[int, dict[int, int]]:
+    """Return how many steps each generation of each rank has."""
     return {
         rank: {number: made.steps for number, made in each.items()} for rank, each in ranks.items()
     }

@@ -49,19 +49,27 @@ class HeldStore:
         return self.last
 
     def _open(self) -> None:
-        before = self.last
-        if not self._is_released:
-            self.last = Store(before.drives)
-        else:
-            opened = Store.open([drive.name for drive in before.drives], owner=None)
-            last, found = before.generation, opened.generation
+        before, last = self.last, self.last.generation
+        opened = self._opened(None)
+        if opened.generation in [each for each in before.generations if each > last]:
+            if self._is_released:
+                opened.close()
+            opened = self._opened(last)  # the optimizer did not resume from the newer one
+        if self._is_released:
+            found = opened.generation
             same = opened.drives[0].header.set_id == before.drives[0].header.set_id
             if not same or found not in (last, self._doubt):
                 opened.close()
                 raise ResumeError(f"generation {last} of this optimizer", f"another's {found}")
-            self.last = opened
+        self.last = opened
         self._is_stale = self._is_released = False
         self._doubt = None
+
+    def _opened(self, generation: int | None) -> Store:
+        if not self._is_released:
+            return Store(self.last.drives, generation=generation)
+        names = [drive.name for drive in self.last.drives]
+        return Store.open(names, owner=None, generation=generation)
 
     def doubt(self, generation: int) -> None:
         """Mark a generation as perhaps committed: read the drives again before the next use."""

@@ -1,0 +1,362 @@
+"""Generations on drives as checkpoints of `torch.distributed.checkpoint`."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    SavePlan,
+    SavePlanner,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from nearstep.storage.store import Store
+from nearstep.torch.convert import DTYPES
+from nearstep.torch.errors import StateError
+from nearstep.torch.homes.errors import RanksDifferError, ResumeError
+from nearstep.torch.homes.generation import SavedArrays, options_of
+from nearstep.torch.homes.opening import drives_of
+from nearstep.torch.homes.resume import Made, steps_of
+from nearstep.torch.optimizer import DeviceOptimizer
+
+WORDS: Mapping[torch.dtype, type] = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.bfloat16: np.int16,
+}
+"""Formats of arrays on drives, as numpy has them."""
+
+Offset = tuple[int, ...]
+
+
+class _Chunk(NamedTuple):
+    """Elements of an array that one rank has.
+
+    Attributes
+    ----------
+    arrays : of the rank.
+    key : of the parameter on its drives.
+    size : shape.
+    """
+
+    arrays: SavedArrays
+    key: str
+    size: Sequence[int]
+
+
+class _Array(NamedTuple):
+    """An array of a parameter: its chunks by their offsets."""
+
+    name: str
+    dtype: torch.dtype
+    shape: Sequence[int]
+    chunks: Mapping[Offset, _Chunk]
+
+    def metadata(self) -> TensorStorageMetadata:
+        chunks = [
+            ChunkStorageMetadata(torch.Size(offset), torch.Size(chunk.size))
+            for offset, chunk in self.chunks.items()
+        ]
+        properties = TensorProperties(dtype=self.dtype)
+        return TensorStorageMetadata(properties, torch.Size(self.shape), chunks)
+
+    def read(self, chunk: _Chunk, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """Read a part of a chunk: its rows, of which other dimensions are cut in memory."""
+        row = math.prod(chunk.size[1:])
+        first, rows = (offsets[0], lengths[0]) if chunk.size else (0, 1)
+        out: NDArray[Any] = np.empty(rows * row, WORDS[self.dtype])
+        chunk.arrays.read(chunk.key, self.name, first * row, out)
+        found = torch.from_numpy(out).view(self.dtype).view([rows, *chunk.size[1:]][: len(lengths)])
+        for dim, (start, length) in enumerate(zip(offsets, lengths, strict=True)):
+            found = found.narrow(dim, start, length) if dim else found
+        return found
+
+
+class GenerationWriter(StorageWriter):
+    """Keeps a generation of the drives as a checkpoint: saving is a commit, without a copy.
+
+    The state dict has the parameters of the optimizer's model, and its state, under the keys of
+    `GenerationReader`, which reads the checkpoint by its name. Training goes on while it is kept.
+
+    Parameters
+    ----------
+    optimizer : of `model.named_parameters()`, with drives.
+    name : of the checkpoint: `optimizer.store.drop` frees its space.
+    model, optim : keys of the state dict.
+
+    Raises
+    ------
+    StateError : on saving: the drives do not have a value of the state dict.
+    ArgumentError, StorageError : as of `nearstep.torch.optimizer.DeviceOptimizer.keep`.
+    """
+
+    def __init__(
+        self, optimizer: DeviceOptimizer, name: str, *, model: str = "model", optim: str = "optim"
+    ) -> None:
+        self._optimizer, self._name = optimizer, name
+        self._model, self._optim = model, optim
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False  # a writer is made for an optimizer
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """The name is the writer's."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """All ranks do the same."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Check that the drives have all values."""
+        groups = self._optimizer.param_groups
+        known = {f"{self._model}.{n}" for group in groups for n in group.get("param_names", ())}
+        for each in plan.items:
+            key = each.index.fqn
+            if key not in known and not key.startswith(f"{self._optim}."):
+                expected = "be a parameter of an optimizer of model.named_parameters()"
+                raise StateError(key, expected, "a value that drives do not have")
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Commit a generation on all ranks, or on none."""
+        self._optimizer.keep(self._name)
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """The drives have all of it."""
+
+
+class GenerationReader(StorageReader):
+    """Reads a generation that the drives of all ranks have, for any number of processes.
+
+    A state dict has the model's parameters under `model`, and the optimizer's state, as
+    `get_optimizer_state_dict` returns it, under `optim`. Parameters and state are read from the
+    drives into the tensors of the state dict: DTensors of any mesh, or plain tensors.
+
+    Parameters
+    ----------
+    drives : of each rank that made the generation, in any order: its drives, as its optimizer was
+        given them, or their folder. All processes that load must be able to read them.
+    name : of a generation that is kept; empty: the last one that all drives have.
+    names : of the parameters, in the order of the optimizer; None: the optimizer was made of
+        `model.named_parameters()`, and the drives have them.
+    model, optim : keys of the state dict.
+
+    Raises
+    ------
+    ResumeError : on reading: shards are missing, or are not of one optimizer and generation.
+    StorageError
+    """
+
+    def __init__(
+        self,
+        drives: Sequence[Sequence[str | Path] | str | Path],
+        *,
+        name: str = "",
+        names: Sequence[str] | None = None,
+        model: str = "model",
+        optim: str = "optim",
+    ) -> None:
+        self._places = [[each] if isinstance(each, str | Path) else each for each in drives]
+        self._name = name
+        self._names = names
+        self._model, self._optim = model, optim
+        self._opened = ExitStack()
+        self._arrays: dict[str, _Array] = {}
+        self._values: dict[str, Any] = {}
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        return False  # a reader is made with drives
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Drives are those that the reader was made with."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Open all drives, and list what their last common generation has."""
+        self._close()
+        try:
+            ranks = self._open()
+            paths = self._list(ranks)
+        except BaseException:
+            self._close()
+            raise
+        listed: dict[str, Any] = {key: each.metadata() for key, each in self._arrays.items()}
+        listed |= {
+            key: TensorStorageMetadata(
+                TensorProperties(), torch.Size(), [ChunkStorageMetadata(torch.Size(), torch.Size())]
+            )
+            if isinstance(value, Tensor)
+            else BytesStorageMetadata()
+            for key, value in self._values.items()
+        }
+        return Metadata(listed, planner_data=paths)
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """All of it is known since `read_metadata`."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what a plan names, and close the drives."""
+        try:
+            for item in plan.items:
+                index = item.storage_index
+                value = self._values.get(index.fqn)
+                if item.type == LoadItemType.BYTE_IO:
+                    data = io.BytesIO()
+                    torch.save(value, data)
+                    data.seek(0)
+                    planner.load_bytes(item, data)
+                    continue
+                if value is None:
+                    array = self._arrays[index.fqn]
+                    chunk = array.chunks[tuple(index.offset or ())]
+                    value = array.read(chunk, item.storage_offsets, item.lengths)
+                target = planner.resolve_tensor(item).detach()
+                target.copy_(value)
+                planner.commit_tensor(item, target)
+        finally:
+            self._close()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _close(self) -> None:
+        self._opened.close()
+        self._arrays, self._values = {}, {}
+
+    def _open(self) -> list[tuple[Mapping[str, Any], SavedArrays]]:
+        """Open the last generation that all have; return meta data and arrays by rank."""
+        stores = []
+        for places in self._places:
+            opened = Store.open(drives_of(places), owner=None, read_only=True)
+            stores.append(self._opened.enter_context(opened))
+        held = [dict(self._held(store)) for store in stores]
+        for places, each in zip(self._places, held, strict=True):
+            if not each:
+                named = f" named {self._name!r}" if self._name else ""
+                raise ResumeError(f"a generation{named} with its shards", f"none on {places}")
+        shared = set.intersection(*(set(each.values()) for each in held))
+        if not shared:
+            raise RanksDifferError(steps_of(dict(enumerate(held))), None)
+        found = []
+        for store, each in zip(stores, held, strict=True):
+            view = store.at(next(n for n, made in each.items() if made == max(shared)))
+            found.append((view.meta, SavedArrays(view)))
+        found.sort(key=lambda pair: pair[0]["shards"]["rank"])
+        first = found[0][0]
+        for name in ("owner", "rule", "formats"):
+            if any(meta[name] != first[name] for meta, _ in found):
+                said = "; ".join(sorted({str(meta[name]) for meta, _ in found}))
+                raise ResumeError(f"one {name}", said)
+        ranks = [meta["shards"]["rank"] for meta, _ in found]
+        if ranks != list(range(first["shards"]["ranks"])):
+            expected = f"the shards of {first['shards']['ranks']} ranks"
+            raise ResumeError(expected, f"those of ranks {ranks}")
+        return found
+
+    def _held(self, store: Store) -> Iterator[tuple[int, Made]]:
+        """Yield the generations that can be read."""
+        kept = store.kept
+        numbers = (
+            store.generations if not self._name else [kept[n] for n in kept if n == self._name]
+        )
+        for number in numbers:
+            meta = store.at(number).meta
+            if "shards" in meta:
+                yield number, Made.of(meta, number)
+
+    def _list(
+        self, ranks: Sequence[tuple[Mapping[str, Any], SavedArrays]]
+    ) -> dict[str, Sequence[Any]]:
+        """List arrays and other values by their keys; return the path of each key."""
+        meta, paths = ranks[0][0], dict[str, Sequence[Any]]()
+
+        def add(into: dict[str, Any], path: Sequence[Any], value: Any) -> None:
+            key = ".".join(map(str, path))
+            into[key], paths[key] = value, path
+
+        named = dict(self._named(meta))
+        for key, name in named.items():
+            state = meta["states"].get(key)
+            arrays: list[tuple[Sequence[Any], str]] = [((self._model, name), "p")]
+            for moment in () if state is None else state["moments"]:
+                arrays.append(((self._optim, "state", name, moment), meta["arrays"][moment]))
+            for path, array in arrays:
+                add(self._arrays, path, self._array(ranks, key, name, array))
+            if state is not None and state["step"] is not None:
+                step = torch.tensor(float(state["step"]), device="cpu")
+                add(self._values, (self._optim, "state", name, "step"), step)
+        for number, options in enumerate(options_of(meta)):
+            own = [name for key, name in named.items() if key.startswith(f"{number}.")]
+            for option, value in {**options, "params": own, "param_names": own}.items():
+                add(self._values, (self._optim, "param_groups", number, option), value)
+        return paths
+
+    def _named(self, meta: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield key and name of each parameter."""
+        parts, names = meta["shards"]["parts"], iter(self._names or ())
+        count = sum(map(len, parts))
+        if self._names is not None and len(self._names) != count:
+            raise ResumeError(f"{len(self._names)} parameters, as names", str(count))
+        for number, (group, own) in enumerate(zip(parts, meta["names"], strict=True)):
+            if own is None and self._names is None:
+                expected = "names of parameters, or the reader be given names="
+                raise ResumeError(expected, "an optimizer of model.parameters()")
+            for position in range(len(group)):
+                yield f"{number}.{position}", next(names) if self._names else own[position]
+
+    def _array(
+        self,
+        ranks: Sequence[tuple[Mapping[str, Any], SavedArrays]],
+        key: str,
+        name: str,
+        array: str,
+    ) -> _Array:
+        form = ranks[0][0]["formats"].get(array, "fp32")
+        if form not in DTYPES:
+            raise ResumeError(f"{array} of {name} in 16 or 32 bits", form)
+        number, _, position = key.partition(".")
+        shape, chunks = [], dict[Offset, _Chunk]()
+        for meta, arrays in ranks:
+            part = meta["shards"]["parts"][int(number)][int(position)]
+            shape, offset, size = part or ([0], [0], [0])
+            if math.prod(size):
+                chunks.setdefault(tuple(offset), _Chunk(arrays, key, size))
+        found = sum(math.prod(each.size) for each in chunks.values())
+        if found != math.prod(shape):
+            raise ResumeError(f"{math.prod(shape)} elements of {name}", str(found))
+        return _Array(array, DTYPES[form], shape, chunks)
