@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of, working
+from nearstep_spec.blockwise import GROUP
 
 if TYPE_CHECKING:
     from nearstep.measure.peers import PeerResult
@@ -30,13 +31,17 @@ def command(
     Each step runs beside a stream of the same processor: torch's own reads and writes of the arrays
     of AdamW in fp32, by processor time. The last columns are the mean distance of parameters from
     those of steps in fp64, and the share of those whose bits are not torch's, both after ten steps.
-    A project that is not installed is a row that says how to install it.
+    A project that is not installed is a row that says how to install it. Tensors are of whole
+    groups of 256 elements, but for smaller ones.
     """
     with reported(), working("import of torch") as report:
         from nearstep.measure.peers import PEERS, peer_results  # torch is an extra
 
         chosen = [each for each in PEERS if only in each.name]
-        sizes = [max(1, parameters // tensors)] * tensors
+        size = max(1, parameters // tensors)
+        if size >= GROUP:  # torchao keeps the state of tensors of other sizes in fp32
+            size -= size % GROUP
+        sizes = [size] * tensors
         rows = list(peer_results(sizes, steps, chosen, report))
     if as_json:
         print_json([asdict(each) for each in rows])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import operator
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain, filterfalse, groupby, repeat
 from typing import Any, NoReturn
 
 import numpy as np
@@ -37,6 +39,8 @@ MakeHome = Callable[[Layout], HostHome]
 """Makes a home of one's own of the layout of a parameter's state: `examples/shm_home.py`."""
 
 NO_DEVICE = "the optimizer must have a device with memory: give it device="
+
+_DTYPE, _GRAD = map(operator.attrgetter, ("dtype", "grad"))
 
 HOST = "host:"
 """Name of this machine's processor; options follow a question mark."""
@@ -90,7 +94,7 @@ class HostTable(StateTable):
     def check_group(self, group: Mapping[str, Any]) -> None:
         self.rule.check(group)
         form = self.rule.form(group).ordered(self._processor.order)
-        for dtype in {p.dtype for p in group["params"]} & convert.NAMES.keys():
+        for dtype in {*map(_DTYPE, group["params"])} & convert.NAMES.keys():
             self._home.check(form, self._columns(form, dtype, dtype))
 
     def _formats(self, parameter: torch.dtype) -> Formats:
@@ -143,7 +147,8 @@ class HostTable(StateTable):
 
     def place(self, owner: Owner, group: Mapping[str, Any], parameters: Iterable[Tensor]) -> None:
         """Number the elements of parameters, as on a device; they stay where they are."""
-        new = [p for p in parameters if p not in self._indices and not is_lazy(p)]
+        unknown = filterfalse(self._indices.__contains__, parameters)
+        new = [p for p in unknown if not is_lazy(p)]
         names = labels_of(owner.param_groups) if new else {}
         for each in new:
             self._formats(each.dtype).check(names[each], each)
@@ -193,7 +198,7 @@ class HostTable(StateTable):
         again = self._second(updates) if self.rule.has_two_runs else ()
         self._home.update(updates, scaling.scale, keep, seed, again)
         self.traffic.steps += ends
-        self.traffic.elements += sum(p.numel() for each in updates for p in each.parameters)
+        self.traffic.elements += sum(sum(map(Tensor.numel, each.parameters)) for each in updates)
         return True
 
     def _second(self, updates: Iterable[HostUpdate]) -> list[SecondUpdate]:
@@ -246,35 +251,46 @@ class HostTable(StateTable):
         """Updates of a group; `fresh` gets states that are new."""
         given = group["params"]
         times = Counter(map(id, given))  # a parameter may be in its group twice
-        first = {id(p): at for at, p in reversed([*enumerate(given)]) if p.grad is not None}
-        positions = sorted(at for at in first.values() if only is None or given[at] in only)
+        places: Iterable[int] = range(len(given))
+        if len(times) < len(given):
+            places = sorted({id(p): at for at, p in reversed([*enumerate(given)])}.values())
+        found = [*map(_GRAD, given)]
+        positions = [at for at in places if found[at] is not None]
+        if only is not None:
+            positions = [at for at in positions if given[at] in only]
         if not positions:
             return []
         parameters: list[Tensor] = [given[at] for at in positions]
-        gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
+        gradients: list[Tensor] = [found[at] for at in positions]
         self.check_group(group)
         self.place(owner, group, parameters)
         extra = self.rule.definition.extra[self.rule.form(group).rule.name]
         saved = [*map(owner.state.get, parameters)]
         states = [s or self._first(group, p) for s, p in zip(saved, parameters, strict=True)]
-        chosen: dict[tuple[Phase | int, torch.dtype, torch.dtype], list[int]] = {}
-        for index, count in enumerate(self._counts(states)):
-            p, repeated = parameters[index], times[id(parameters[index])]
-            phase: Phase | int = count + repeated
+        repeated = [*map(times.__getitem__, map(id, parameters))]
+        counts = self._counts(states)
+        phases: list[Phase | int] = [*map(operator.add, counts, repeated)]
+        for index, count in enumerate(counts):
             if count < 0 or extra:
-                name = label(group, number, positions[index])
-                phase, states[index] = self._began(group, name, p, states[index], repeated)
-            key = phase, p.dtype, gradients[index].dtype
-            chosen.setdefault(key, []).extend([index] * repeated)
+                name, p = label(group, number, positions[index]), parameters[index]
+                phases[index], states[index] = self._began(
+                    group, name, p, states[index], repeated[index]
+                )
+        chosen = defaultdict[tuple[Phase | int, torch.dtype, torch.dtype], list[int]](list)
+        # Tuples are not kept: so many new objects would start collections of garbage.
+        keys, end = zip(phases, map(_DTYPE, parameters), map(_DTYPE, gradients), strict=True), 0
+        for key, alike_ones in groupby(keys):
+            begin, end = end, end + sum(1 for _ in alike_ones)
+            chosen[key] += chain.from_iterable(map(repeat, range(begin, end), repeated[begin:end]))
         fresh.update(
             (p, state)
             for p, state, old in zip(parameters, states, saved, strict=True)
-            if state and state is not old
+            if state is not old and state
         )
         updates = []
-        for (phase, dtype, other), some in chosen.items():
-            at = positions[some[0]]
-            check_gradient(label(group, number, at), given[at], gradients[some[0]])
+        for (phase, dtype, other), taken in chosen.items():
+            at = positions[taken[0]]
+            check_gradient(label(group, number, at), given[at], gradients[taken[0]])
             phase = Phase(phase, False) if isinstance(phase, int) else phase
             arguments = self.arguments(group, phase)
             updates.append(
@@ -284,11 +300,11 @@ class HostTable(StateTable):
                     arguments,
                     bool(group.get("maximize")),
                     self._columns(arguments.form, dtype, other),
-                    [positions[i] for i in some],
-                    [self._indices[parameters[i]] for i in some],
-                    [parameters[i] for i in some],
-                    [gradients[i] for i in some],
-                    [states[i] for i in some],
+                    [*map(positions.__getitem__, taken)],
+                    [self._indices[parameters[i]] for i in taken],
+                    [*map(parameters.__getitem__, taken)],
+                    [*map(gradients.__getitem__, taken)],
+                    [*map(states.__getitem__, taken)],
                 )
             )
         return updates
@@ -318,7 +334,7 @@ class HostTable(StateTable):
         steps: list[Any] = [state.get("step") for state in states] if self.layout.counts else []
         if not steps or not all(map(is_count, steps)):
             return [-1] * len(states)
-        found = torch.stack(steps).numpy()
+        found = np.array([*map(Tensor.item, steps)])
         whole = (found >= 0) & (found < EXACT_STEPS) & (found == np.trunc(found))
         counts: list[int] = np.where(whole, found, -1).astype(int).tolist()
         return counts

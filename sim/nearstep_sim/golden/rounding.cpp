@@ -21,7 +21,7 @@ extern "C" void narrow_bf16_stochastically(const float* in, std::uint16_t* out,
         const std::uint64_t left = block - within % block;
         const std::size_t part = static_cast<std::size_t>(std::min<std::uint64_t>(
             std::min<std::uint64_t>(left, size), call_elements * calls - before));
-        draw(index / call_elements, stream, key, words, calls);
+        draw(index / call_elements, {stream}, key, words, 2 * calls, calls);
         for (std::size_t i = 0; i < part; ++i) {
             const std::size_t element = before + i;
             const std::uint32_t random = words[element / 2] >> 16 * (element % 2) & 0xFFFFu;

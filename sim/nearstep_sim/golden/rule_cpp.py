@@ -168,21 +168,25 @@ def _loops(rule: Rule, columns: Columns, name: str) -> str:
     words = {each: index for index, each in enumerate(rule.registers())}
     arrays = [*rule.arrays_in, *rule.outputs]
     wide = {each for each in arrays if columns.format_of(each) not in HALVES}
+    shown: set[int] = set()  # have a y, too, whose NaN has any pattern: arithmetic need not wait
     for index, each in enumerate(program.operations):
         kind = "bool" if each.op in _CONDITIONS else "float"
-        if each.op == "array":
-            shown = index in visible and each.name not in wide
-            form = f"canonical(a_{each.name})" if shown else f"a_{each.name}"
-            body.append(f"const float x{index} = {form};")
-        elif each.op in ("scalar", "switch", "constant"):
+        if each.op in ("scalar", "switch", "constant"):
             members.append((kind, f"x{index}"))
             word = f"registers[{words[each.name]}]" if each.name else f"{each.bits:#010x}u"
             made.append(f"x{index}({f'{word} != 0u' if kind == 'bool' else f'as_float({word})'})")
+            continue
+        raw = set() if each.op in _BIT_MOVES else shown
+        names = (f"{'y' if operand in raw else 'x'}{operand}" for operand in each.operands)
+        if each.op == "array":
+            form, settles = f"a_{each.name}", each.name not in wide
         else:
-            form = _FORMS[each.op].format(*(f"x{operand}" for operand in each.operands))
-            if each.op in ARITHMETIC and index in visible:
-                form = f"canonical({form})"
-            body.append(f"const {kind} x{index} = {form};")
+            form, settles = _FORMS[each.op].format(*names), each.op in ARITHMETIC
+        if settles and index in visible:
+            shown.add(index)
+            body.append(f"const float y{index} = {form};")
+            form = f"canonical(y{index})"
+        body.append(f"const {kind} x{index} = {form};")
     known = [f"const {kind} {each} = registers.{each};" for kind, each in members]
     for each, index in program.results.items():
         settled = each in wide or program.operations[index].op in ARITHMETIC
@@ -419,14 +423,14 @@ def source_of_blocks(rule: Rule, columns: Columns, remainder: Rule | None) -> st
             f"quantize_group({number}, c_{name}, size, *s_{name}, "
             f"reinterpret_cast<const std::uint32_t*>({table}]));",
         ]
-    words = len(rule.registers())
-    if columns.streams:
-        before.append(f"const DrawKey key(registers[{words}], registers[{words + 1}]);")
-    for name, stream in columns.streams:
-        arguments.append(f"r_{name}")
+    words, streams = len(rule.registers()), [str(stream) for _, stream in columns.streams]
+    if streams:
+        arguments += [f"random[{number}]" for number in range(len(streams))]
         before += [
-            f"alignas(64) std::uint32_t r_{name}[group / 2];",
-            f"draw((row[2] + at) / call_elements, {stream}, key, r_{name}, group / call_elements);",
+            f"const DrawKey key(registers[{words}], registers[{words + 1}]);",
+            f"alignas(64) std::uint32_t random[{len(streams)}][group / 2];",
+            f"draw((row[2] + at) / call_elements, {{{', '.join(streams)}}}, key, "
+            "random[0], group / 2, group / call_elements);",
         ]
     joined = ", ".join(arguments)
     if columns.in_order:

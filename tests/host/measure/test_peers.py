@@ -89,6 +89,13 @@ def test_bytes_of_a_subclass_are_those_of_its_tensors() -> None:
     assert peers._nbytes(each) == 520
 
 
+def test_tensors_are_whole_groups_so_that_states_in_8_bits_are(monkeypatch) -> None:
+    monkeypatch.setattr(peers, "PEERS", [named("nearstep host:, 8-bit state", "fp32")])
+    done = RUNNER.invoke(APP, ["--parameters", "9000", "--tensors", "2", "--steps", "1"])
+    assert done.exit_code == 0, done.output
+    assert "AdamW of 8,704 parameters" in done.output
+
+
 def test_the_command_prints_a_table_and_every_problem(monkeypatch) -> None:
     chosen = [named("torch, fused", "fp32"), Peer("other", "nearstep_no_such", "no-such", None)]
     monkeypatch.setattr(peers, "PEERS", chosen)

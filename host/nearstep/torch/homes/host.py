@@ -406,19 +406,18 @@ def _are_plain(
     """
 
     def are_alike(tensors: Sequence[Tensor], part: _Part) -> bool:
-        shapes: Iterable[tuple[int, ...]] = map(_SHAPE, update.parameters)
-        if part.scales:
-            shapes = ((blockwise.groups(size(each)),) for each in update.parameters)
-        # Shapes are not kept: so many new objects would start collections of garbage.
-        return (
-            are_plain(tensors, part.dtype)
-            and not any(map(Tensor.is_neg, tensors))
-            and (
-                tensors is update.parameters or all(map(operator.eq, map(_SHAPE, tensors), shapes))
-            )
-        )
+        return are_plain(tensors, part.dtype) and not any(map(Tensor.is_neg, tensors))
 
-    return all(map(are_alike, columns, parts))
+    def fit(tensors: Sequence[Tensor], part: _Part) -> bool:
+        if not part.scales:
+            return all(map(Tensor.is_same_size, tensors, update.parameters))
+        shapes = ((blockwise.groups(size(each)),) for each in update.parameters)
+        return all(map(operator.eq, map(_SHAPE, tensors), shapes))
+
+    return all(map(are_alike, columns, parts)) and all(
+        tensors is update.parameters or fit(tensors, part)
+        for tensors, part in zip(columns, parts, strict=True)
+    )
 
 
 def _blocks(update: HostUpdate, columns: Sequence[Sequence[Tensor]]) -> NDArray[np.uint64]:
