@@ -15,6 +15,7 @@ export RUN_ARGS
 unexport PYTHONDONTWRITEBYTECODE
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+SITE   := $(VENV)/.site
 BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
 # A process a core, so none of them simulates in threads unless its test is about them, nor do
 # those of torch wait for each other: they spin, and took four times the processor time.
@@ -23,7 +24,7 @@ BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
 PYTEST := NEARSTEP_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $(JOBS) + 1) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all wheel sim bench bench-check bitstream bitstream-all formal linux lint format docs clean
+.PHONY: help setup run test test-all wheel sim bench bench-check bitstream bitstream-all formal linux lint format docs site clean
 
 help:  ## show this text
 	@echo "usage: make TARGET"
@@ -42,7 +43,7 @@ run: $(READY)  ## train a small GPT with every optimizer step on the RTL (RUN_AR
 test: $(READY)  ## fast tests, complete in breadth
 	@NEARSTEP_OPTIMISE=-O1 $(PYTEST) --durations=15 --durations-min=10 -m "not deep"
 
-test-all: $(READY)  ## every test, deep ones and formal proofs included
+test-all: $(SITE)  ## every test, deep ones and formal proofs included
 	@$(PYTEST)
 
 sim: $(READY)  ## all cocotb benches
@@ -88,6 +89,13 @@ docs: $(READY)  ## regenerate the pages under docs/ that come from the sources
 	@$(BIN)/nearstep registers coarse --format md -o docs/registers-coarse.md
 	@$(BIN)/nearstep registers coarse-sync --format md -o docs/registers-coarse-sync.md
 	@$(BIN)/python -m tests.shipped.page docs/verification.md
+
+site: $(SITE)  ## docs, commands, Python and registers as pages for a browser: build/site/index.html
+	@$(BIN)/python -m sphinx -W --keep-going -n -q -E -j $(JOBS) -c site -d build/site.doctrees . build/site
+
+$(SITE): $(READY)
+	@$(BIN)/python -m pip install --no-compile --disable-pip-version-check -q -e ".[site]"
+	@touch $@
 
 clean:  ## remove build products (.venv and the build cache stay: .venv/bin/nearstep cache clear)
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
