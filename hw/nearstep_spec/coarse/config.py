@@ -21,6 +21,7 @@ LEAST_UPDATED_BYTES = 1 << 16  # smallest memory that an update kernel can addre
 SEQUENCE_BITS = 6  # of entries, acknowledgements and credits: modulo 64
 ELEMENT_BITS = 32  # of the number of elements of a job
 TAG_BITS = 16  # of the number of a job, equal on all devices
+MAX_ADDENDS = 1 << 10  # of an exact sum, for which accumulators are wide enough
 WIRE_FORMATS = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Formats of elements on a link, and their bytes."""
 
