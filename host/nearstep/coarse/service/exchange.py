@@ -52,10 +52,10 @@ class Exchange:
             raise
 
     def pushed(self, shard: int) -> NDArray[np.float32]:
-        """Return the memory to fill before `push` of a shard; float32. Of several addends its shape
-        is (addends, elements of the shard).
+        """Return the memory to fill before `push` of a shard; float32.
 
-        Shards share places: filling one overwrites an earlier shard (see `Layout`).
+        Of several addends its shape is (addends, elements of the shard). Shards share places:
+        filling one overwrites an earlier shard (see `Layout`).
         """
         return self._layout.pushed(self._memory.data, shard)
 
