@@ -52,12 +52,12 @@ class Addends(NamedTuple):
 
     Attributes
     ----------
-    count : arrays of each device.
+    arrays : number of arrays of each device.
     stride : bytes from an array to the next, a multiple of 64.
     divisor : the sum is divided by it.
     """
 
-    count: int = 1
+    arrays: int = 1
     stride: int = 0
     divisor: int = 1
 
@@ -197,7 +197,7 @@ class JobPort:
         scale = int(np.float32(job.scale if average else 1.0).view(np.uint32))
         source, destination = job.sources[device], job.destinations[device]
         exact = job.addends or Addends(1, 0, 0)
-        numbers = exact.count | exact.divisor << DIVISOR_LSB
+        numbers = exact.arrays | exact.divisor << DIVISOR_LSB
         values = (
             *(source, destination, job.part.elements, scale, bits),
             *(exact.stride, numbers, self._go),
@@ -472,7 +472,7 @@ class Rings:
     def bound(self) -> int:
         """Return a bound, in device cycles, for all queued jobs."""
         jobs = [job for each in self._pending for job in each.jobs]
-        beats = sum(job.beats * (job.addends or Addends()).count for job in jobs)
+        beats = sum(job.beats * (job.addends or Addends()).arrays for job in jobs)
         return IDLE_CYCLES + 2 * self.silence_cycles + SLOWEST_CYCLES_PER_BEAT * 2 * beats
 
     def _used(self, device: int) -> int:
