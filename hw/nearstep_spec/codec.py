@@ -84,6 +84,7 @@ class Option:
     choices : all values, if the type is no `Literal`; a tuple may have any of them.
     allowed : further text on valid values, or all of it without bounds and choices.
     unset : text for the default value, if the default itself is None.
+    optional : left out of JSON while it has its default, as in manifests older than the option.
     """
 
     meaning: str
@@ -92,6 +93,7 @@ class Option:
     choices: Sequence[object] = ()
     allowed: str = ""
     unset: str = ""
+    optional: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,10 +284,12 @@ def to_text(config: DataclassInstance) -> dict[str, str]:
 
 
 def to_json(config: DataclassInstance) -> dict[str, Any]:
-    """Convert every option by name, for `json.dumps`."""
+    """Convert options by name, for `json.dumps`: all but the optional ones that are not set."""
+    values = {each: _value(config, each) for each in entries(type(config))}
     return {
-        each.name: list(value) if isinstance(value := _value(config, each), tuple) else value
-        for each in entries(type(config))
+        each.name: list(value) if isinstance(value, tuple) else value
+        for each, value in values.items()
+        if not each.option.optional or value != each.default
     }
 
 

@@ -68,6 +68,21 @@ class ProfileError(Fielded, ArgumentError):
         return "" if self.proxy is None else f" of proxy {self.proxy}"
 
 
+class ExactSumError(Fielded, ArgumentError):
+    """An exact sum that the devices do not have. Nothing was sent.
+
+    Attributes
+    ----------
+    what : the property of the sum: its operation, format, addends.
+    expected : what the devices have.
+    """
+
+    template = "{what} of an exact sum must be {expected}, not {found}"
+    what: str
+    expected: object
+    found: object
+
+
 class RingError(FieldedDeviceError):
     """A fault on one device ended the jobs of all devices.
 

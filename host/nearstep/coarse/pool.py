@@ -12,9 +12,14 @@ from numpy.typing import NDArray
 
 from nearstep.coarse.counters import PoolCounters, read_counters
 from nearstep.coarse.device import CoarseDevice
-from nearstep.coarse.errors import QueueFullError, RingError, TensorMismatchError
+from nearstep.coarse.errors import (
+    ExactSumError,
+    QueueFullError,
+    RingError,
+    TensorMismatchError,
+)
 from nearstep.coarse.frozen import Frozen
-from nearstep.coarse.rings import Pending, RingJob, Rings
+from nearstep.coarse.rings import Addends, Pending, RingJob, Rings
 from nearstep.coarse.split import Part, split
 from nearstep.coarse.tensor import PoolTensor, as_array, is_shape
 from nearstep.device import open_device
@@ -23,10 +28,13 @@ from nearstep.run import check_bound
 from nearstep.scalars import is_whole
 from nearstep.storage.errors import SnapshotError
 from nearstep.storage.snapshot_file import as_path, load, open_file, save
+from nearstep_spec.coarse.config import MAX_ADDENDS
 from nearstep_spec.coarse.registers import ReduceOp, Wire
 
 OPERATIONS = {each.name.lower(): each for each in ReduceOp}
 WIRES = {each.name.lower(): each for each in Wire}
+EXACT = ("sum", "average")
+"""Operations that can be exact."""
 
 SILENCE_CYCLES = 1 << 16
 
@@ -74,8 +82,8 @@ class CoarsePool:
 
     Raises
     ------
-    ArgumentError : `device` is no CoarseDevice, or is a single device without an update kernel, or
-        `silence_cycles` is not from 0 to 2**32 - 1.
+    ArgumentError : `device` is no CoarseDevice, or is a single device without an update kernel and
+        exact sums, or `silence_cycles` is not from 0 to 2**32 - 1.
 
     Ref: COARSE paper, sections III and IV.
     """
@@ -87,7 +95,8 @@ class CoarsePool:
             raise ArgumentError(
                 f"silence_cycles must be a whole number from 0 to 2**32 - 1, not {silence_cycles!r}"
             )
-        if len(device.nodes) < 2 and device.config.updater is None:
+        alone = device.config.updater is None and not device.config.exact
+        if len(device.nodes) < 2 and alone:
             raise ArgumentError(
                 f"device must be a pool of 2 devices at least, or have an update kernel (rules=), "
                 f"not 1 on {device.url}; serial: opens other boards of a ring as peers="
@@ -196,6 +205,7 @@ class CoarsePool:
         wire: str = "fp32",
         *,
         group: int | None = None,
+        exact: bool = False,
     ) -> Event:
         """Queue the reduction of a tensor over all devices, and return at once.
 
@@ -205,23 +215,32 @@ class CoarsePool:
         wire : format on the links, `fp32`, `fp16` or `bf16`: partial results are rounded to it at
             every hop; all devices get the same bits.
         group : the ring to use. None: all rings, a part each (`split`).
+        exact : round once, to `wire`: the exact sum of the values, rounded to `wire` before, or the
+            quotient of that sum and the number of devices; neither depends on an order, nor on the
+            numbers of devices and rings. Devices are built for it: `exact=bf16` in their name.
 
         Raises
         ------
         ArgumentError : no such operation, format or group; the tensor belongs to another pool, was
             freed (FreedBufferError) or made without `reduced`; or the pool has a single device.
+        ExactSumError : the devices do not have this exact sum.
         """
         with self.rings.lock:
-            event = self._event(tensor, op, wire, group)
+            event = self._event(tensor, op, wire, group, exact)
             self.rings.check_space([part.group for part in event.parts])
             self.rings.submit(event)
         return event
 
-    def _event(self, tensor: PoolTensor, op: str, wire: str, group: int | None) -> Event:
+    def _event(
+        self, tensor: PoolTensor, op: str, wire: str, group: int | None, exact: bool
+    ) -> Event:
         self.check_operation(op)
         self.check_wire(wire)
         self.check_tensor(tensor)
-        self.check_ring("reduce")
+        if exact:
+            self.check_exact(op, wire, self.devices)
+        else:
+            self.check_ring("reduce")
         if not tensor.reduced:
             raise ArgumentError(f"{tensor!r} must be made with reduced=True to be reduced")
         parts = self.split(tensor.size, wire, group)
@@ -230,8 +249,10 @@ class CoarsePool:
         devices = range(self.devices)
         sources = [tensor.front(device).address for device in devices]
         destinations = [tensor.back(device).address for device in devices]
-        how = OPERATIONS[op], WIRES[wire], sources, destinations
-        return Event(self.rings, tensor, [self.rings.make_job(part, *how) for part in parts])
+        how = OPERATIONS["sum" if exact else op], WIRES[wire], sources, destinations
+        addends = Addends(divisor=self.devices if op == "average" else 1) if exact else None
+        jobs = [self.rings.make_job(part, *how, addends=addends) for part in parts]
+        return Event(self.rings, tensor, jobs)
 
     def all_reduce(
         self,
@@ -240,6 +261,7 @@ class CoarsePool:
         wire: str = "fp32",
         *,
         group: int | None = None,
+        exact: bool = False,
         max_cycles: int | None = None,
     ) -> Reduced:
         """Reduce tensors over all devices, wait, and return them.
@@ -249,12 +271,12 @@ class CoarsePool:
 
         Parameters
         ----------
-        op, wire, group : as in `submit`.
+        op, wire, group, exact : as in `submit`.
         max_cycles : bound of the wait for each tensor, as in `Event.wait`.
         """
         check_bound(max_cycles)
         if isinstance(tensors, PoolTensor):
-            self.submit(tensors, op, wire, group=group).wait(max_cycles)
+            self.submit(tensors, op, wire, group=group, exact=exact).wait(max_cycles)
             return tensors
         each_once = self.check_tensors(tensors)
         for tensor in each_once:
@@ -266,7 +288,7 @@ class CoarsePool:
             ring = number % self.groups if group is None else group
             while True:
                 try:
-                    events.append(self.submit(tensor, op, wire, group=ring))
+                    events.append(self.submit(tensor, op, wire, group=ring, exact=exact))
                     break
                 except QueueFullError:
                     waiting = [event for event in events if not event.ended]
@@ -438,6 +460,22 @@ class CoarsePool:
         formats = self.device.config.wire_formats
         if not isinstance(wire, str) or wire not in formats:
             raise ArgumentError(f"wire must be one of {', '.join(formats)}, not {wire!r}")
+
+    def check_exact(self, op: str, wire: str, addends: int) -> None:
+        """Raise `ExactSumError` unless the devices have this exact sum.
+
+        Parameters
+        ----------
+        addends : arrays of all devices.
+        """
+        built = self.device.config.exact
+        if op not in EXACT:
+            raise ExactSumError("op", " or ".join(EXACT), repr(op))
+        if wire not in built:
+            formats = ", ".join(built) or "none, as the devices were opened without exact="
+            raise ExactSumError("wire", formats, repr(wire))
+        if addends > MAX_ADDENDS:
+            raise ExactSumError("addends", f"at most {MAX_ADDENDS}", addends)
 
     def __enter__(self) -> Self:
         return self

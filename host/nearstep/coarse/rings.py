@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -34,6 +34,7 @@ SLICE_CYCLES = 1 << 12
 """A wait releases the backend after so many device cycles, for other threads."""
 
 COMPLETED_BITS = 32
+DIVISOR_LSB = 16  # of `addends`
 
 ERRORS: Mapping[ErrorCause, type[errors.RingError]] = {
     **dict.fromkeys(
@@ -46,6 +47,21 @@ ERRORS: Mapping[ErrorCause, type[errors.RingError]] = {
 }
 
 
+class Addends(NamedTuple):
+    """Addends of an exact sum.
+
+    Attributes
+    ----------
+    arrays : number of arrays of each device.
+    stride : bytes from an array to the next, a multiple of 64.
+    divisor : the sum is divided by it.
+    """
+
+    arrays: int = 1
+    stride: int = 0
+    divisor: int = 1
+
+
 @dataclass(kw_only=True)
 class RingJob:
     """A part of an array that one ring reduces.
@@ -54,6 +70,7 @@ class RingJob:
     ----------
     sources, destinations : address of the part on each device, local to the device.
     scale : factor of the sum, applied only by the operation `AVERAGE`.
+    addends : arrays of each device, of an exact sum; None: a sum in the order of the ring.
     targets : for each device that was given the job, the value of its counter of completed jobs at
         which the job is complete.
     incomplete : devices not yet known to have completed the job.
@@ -66,6 +83,7 @@ class RingJob:
     destinations: Sequence[int]
     scale: np.float32
     tag: int
+    addends: Addends | None
     targets: dict[int, int] = field(default_factory=dict)
     incomplete: set[int]
 
@@ -143,8 +161,12 @@ class Pending(Completion):
         self.error = error
 
 
-JOB_REGISTERS = ("source", "destination", "elements", "scale", "job", "start")
-"""Registers that start a job, in the order of their writes."""
+JOB_REGISTERS = (
+    *("source", "destination", "elements", "scale", "job"),
+    *("stride", "addends", "start"),
+)
+"""Registers that start a job, in the order of their writes; some devices have no exact sums, and
+neither `stride` nor `addends`."""
 
 
 class JobPort:
@@ -155,9 +177,11 @@ class JobPort:
     """
 
     def __init__(self, core: BlockRegisters) -> None:
+        found = {each.name for each in core.map}
         self._words = [
             (core.base + core.map[name].offset + index * WORD_BYTES, number, index * WORD_BITS)
             for number, name in enumerate(JOB_REGISTERS)
+            if name in found
             for index in range(core.map[name].words)
         ]
         self._lsb = {each.name: each.lsb for each in core.map["job"].fields}
@@ -172,7 +196,12 @@ class JobPort:
         bits = job.operation << lsb["operation"] | job.wire << lsb["wire"] | job.tag << lsb["tag"]
         scale = int(np.float32(job.scale if average else 1.0).view(np.uint32))
         source, destination = job.sources[device], job.destinations[device]
-        values = source, destination, job.part.elements, scale, bits, self._go
+        exact = job.addends or Addends(1, 0, 0)
+        numbers = exact.arrays | exact.divisor << DIVISOR_LSB
+        values = (
+            *(source, destination, job.part.elements, scale, bits),
+            *(exact.stride, numbers, self._go),
+        )
         return [
             (address, values[number] >> shift & WORD_MASK) for address, number, shift in self._words
         ]
@@ -260,6 +289,7 @@ class Rings:
         sources: Sequence[int],
         destinations: Sequence[int],
         scale: np.float32 | None = None,
+        addends: Addends | None = None,
     ) -> RingJob:
         """Return a job with the next tag, given to no device yet.
 
@@ -268,6 +298,7 @@ class Rings:
         sources, destinations : for each device, the pool address of the whole array that is read,
             and of the one that is written.
         scale : factor of an average; None: 1 / devices.
+        addends : of an exact sum.
         """
         self._tag = (self._tag + 1) % self._tags
 
@@ -283,6 +314,7 @@ class Rings:
             destinations=local(destinations),
             scale=np.float32(1 / self.devices) if scale is None else scale,
             tag=self._tag,
+            addends=addends,
             incomplete=set(range(self.devices)),
         )
 
@@ -439,7 +471,8 @@ class Rings:
 
     def bound(self) -> int:
         """Return a bound, in device cycles, for all queued jobs."""
-        beats = sum(job.beats for each in self._pending for job in each.jobs)
+        jobs = [job for each in self._pending for job in each.jobs]
+        beats = sum(job.beats * (job.addends or Addends()).arrays for job in jobs)
         return IDLE_CYCLES + 2 * self.silence_cycles + SLOWEST_CYCLES_PER_BEAT * 2 * beats
 
     def _used(self, device: int) -> int:

@@ -20,7 +20,7 @@ from nearstep_hw.csr.signature import CsrSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.updater.kernel_core import KernelCore
 from nearstep_hw.updater.unit_row import UnitMaker, connect_units, outside_ports
-from nearstep_spec.coarse.config import BEAT_BYTES, PORTS, CoarseConfig
+from nearstep_spec.coarse.config import BEAT_BYTES, PORTS, CoarseConfig, ConfigError
 from nearstep_spec.coarse.registers import (
     LINK_COUNTERS,
     SYNC_COUNTERS,
@@ -67,10 +67,16 @@ class MemoryDevice(wiring.Component):
         kernel has ended.
     fu : the functional units, if there is an update kernel and they are outside.
 
+    Raises
+    ------
+    ConfigError : the configuration has exact sums.
+
     Ref: COARSE paper, section IV-A and figure 11.
     """
 
     def __init__(self, config: CoarseConfig, *, unit: UnitMaker | None = FunctionalUnit) -> None:
+        if config.exact:
+            raise ConfigError(f"exact must be none of a memory device, not {config.exact!r}")
         self.config = config
         self.unit = unit
         self.kernel = (

@@ -81,8 +81,8 @@ class CoarseBoardConfig(BoardDesign):
             unset="that of the board; with 25 MHz 1000000",
         ),
     ] = None
-    device: Annotated[CoarseConfig, Nested(defaults=COARSE_OPTIONS, omit=("rules",))] = field(
-        default_factory=lambda: CoarseConfig(**COARSE_OPTIONS)
+    device: Annotated[CoarseConfig, Nested(defaults=COARSE_OPTIONS, omit=("rules", "exact"))] = (
+        field(default_factory=lambda: CoarseConfig(**COARSE_OPTIONS))
     )
 
     def __post_init__(self) -> None:

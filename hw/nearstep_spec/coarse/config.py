@@ -21,6 +21,7 @@ LEAST_UPDATED_BYTES = 1 << 16  # smallest memory that an update kernel can addre
 SEQUENCE_BITS = 6  # of entries, acknowledgements and credits: modulo 64
 ELEMENT_BITS = 32  # of the number of elements of a job
 TAG_BITS = 16  # of the number of a job, equal on all devices
+MAX_ADDENDS = 1 << 10  # of an exact sum, for which accumulators are wide enough
 WIRE_FORMATS = {"fp32": 4, "fp16": 2, "bf16": 2}
 """Formats of elements on a link, and their bytes."""
 
@@ -48,6 +49,7 @@ class CoarseConfig:
     snapshot_pages : most pages of a snapshot, 4096 bytes each; a power of two.
     memory_bytes : local DRAM; a power of two.
     wire_formats : formats that elements can have on a link, of fp32, fp16 and bf16.
+    exact : formats of exact sums, of `wire_formats`. No RTL has them: `golden:coarse` alone.
     rules : update rules of the device's update kernel, as of `UpdateKernelConfig`; none: the device
         has no kernel. With rules its memory must have at least 64 KiB.
 
@@ -121,6 +123,16 @@ class CoarseConfig:
             allowed="fp32 the first",
         ),
     ] = ("fp32", "fp16", "bf16")
+    exact: Annotated[
+        tuple[str, ...],
+        Option(
+            meaning="formats of exact sums",
+            choices=tuple(WIRE_FORMATS),
+            allowed="of wire_formats",
+            unset="none",
+            optional=True,
+        ),
+    ] = ()
     rules: Annotated[
         tuple[str, ...],
         Option(
@@ -151,6 +163,8 @@ class CoarseConfig:
             raise ConfigError(
                 f"wire_formats must be fp32 and any of fp16, bf16, not {self.wire_formats!r}"
             )
+        if not set(self.exact) <= set(self.wire_formats):
+            raise ConfigError(f"exact must be of {self.wire_formats}, not {self.exact!r}")
         object.__setattr__(self, _UPDATER, self._make_updater())
 
     def _make_updater(self) -> UpdateKernelConfig | None:

@@ -85,7 +85,11 @@ SNAPSHOT_COUNTERS = {"pages_copied": "Pages copied.", "stall": "Cycles in which 
 
 def sync_core_map(config: CoarseConfig) -> RegisterMap:
     """The register map of one sync core. START puts a job into its queue, busy or not."""
-    wires = sum(1 << Wire[name.upper()] for name in config.wire_formats)
+    wires, exact = (
+        sum(1 << Wire[name.upper()] for name in names)
+        for names in (config.wire_formats, config.exact)
+    )
+    exact_formats = ("exact", 28, 4, "A bit for each value of job.wire with exact sums.", exact)
     return block_map(
         "sync",
         doc="A sync core and its queue of jobs (COARSE paper, section IV-A).",
@@ -95,6 +99,7 @@ def sync_core_map(config: CoarseConfig) -> RegisterMap:
             ("alus", 0, 8, "FP32 lanes.", config.alus),
             ("queue_jobs", 8, 16, "Jobs that can wait.", config.queue_jobs),
             ("wire_formats", 24, 4, "A bit for each value of job.wire that is supported.", wires),
+            *([exact_formats] if config.exact else []),
         ],
         configuration=[
             ("entry_phits", 0, 16, "Phits of a full entry.", config.entry_phits),
@@ -104,7 +109,12 @@ def sync_core_map(config: CoarseConfig) -> RegisterMap:
         causes=ErrorCause,
         streams=Stream,
         queued=True,
-        lines=[_JOB, [_RING], _QUEUE, value_registers(Access.COUNTER, SYNC_COUNTERS)],
+        lines=[
+            [*_JOB, *(_ADDENDS if config.exact else [])],
+            [_RING],
+            _QUEUE,
+            value_registers(Access.COUNTER, SYNC_COUNTERS),
+        ],
     )
 
 
@@ -181,6 +191,18 @@ _JOB = [
         ("operation", 0, 2, "Operation on the elements of all devices.", ReduceOp),
         ("wire", 2, 2, "Format on the links.", Wire),
         ("tag", 16, 16, "Number of the job, equal on all devices."),
+    ),
+]
+_ADDENDS = [
+    value_register(
+        "stride", Access.CONFIG, "Bytes from an array of this device to the next.", width=64
+    ),
+    register(
+        "addends",
+        Access.CONFIG,
+        "Exact sum: rounded once, to the wire format; equal on all devices of a ring.",
+        ("count", 0, 16, "Arrays of each device; in all devices at most 1024."),
+        ("divisor", 16, 16, "The sum is divided by it; 0: not an exact sum."),
     ),
 ]
 _RING = register(

@@ -57,7 +57,8 @@ class GoldenRing:
     Attributes
     ----------
     nbytes : of the results, on every device.
-    sources : of each device; sums in fp32 are computed when they are written.
+    sources : arrays of all devices; sums in fp32, and exact ones, are computed when they are
+        written.
     result : result of all devices, if computed in full before the first write.
     written : bytes, on every device.
     least_bytes : of a step.
@@ -77,10 +78,12 @@ class GoldenRing:
 
 
 def _sums_as_written(job: GoldenJob) -> bool:
-    """Whether results of a job, a sum in fp32, are computed when they are written.
+    """Whether results of a job, a sum in fp32 or exact, are computed when they are written.
 
     Results never overlap sources: a step can be repeated.
     """
+    if job.divisor:
+        return True
     return job.wire == list(WIRE_FORMATS).index("fp32") and job.operation != ReduceOp.MAX
 
 
@@ -374,6 +377,8 @@ class GoldenPool(EmulatedBackend):
 
     def _is_joined(self, group: int) -> bool:
         """Whether frames pass all links of a ring."""
+        if self.devices == 1:
+            return True
         ports = (node.cores[group].registers["ring.receive_port"] for node in self._nodes)
         return all(self._alive(number, port) for number, port in enumerate(ports))
 
@@ -383,23 +388,26 @@ class GoldenPool(EmulatedBackend):
         for number, (node, job) in enumerate(zip(self._nodes, jobs, strict=True)):
             base = number * self.config.memory_bytes
             if job.nbytes:
-                unwritten = node.memory.first_not(WRITTEN, job.source, job.nbytes)
-                if unwritten is not None:
-                    reason = "nobody has written there"
-                    raise UninitialisedError(reason, base + unwritten, write=False)
+                for source in job.sources:
+                    unwritten = node.memory.first_not(WRITTEN, source, job.nbytes)
+                    if unwritten is not None:
+                        reason = "nobody has written there"
+                        raise UninitialisedError(reason, base + unwritten, write=False)
                 guard = node.memory.first_guard(job.destination, job.nbytes)
                 if guard is not None:
                     raise GuardError("a guard is there", base + guard, write=True)
-            finding = self._access(number, Stream.SOURCE, job.source, job.nbytes, write=False)
-            if finding is not None:
-                found[number] = finding
+            for source in job.sources:
+                finding = self._access(number, Stream.SOURCE, source, job.nbytes, write=False)
+                if finding is not None:
+                    found.setdefault(number, finding)
         if found:
             self._fail(found)
         if found or self._stuck:
             return None
         return [
-            node.memory.view(job.source, 4 * job.elements).view(np.float32)
+            node.memory.view(source, 4 * job.elements).view(np.float32)
             for node, job in zip(self._nodes, jobs, strict=True)
+            for source in job.sources
         ]
 
     def _compute(
@@ -463,7 +471,17 @@ class GoldenPool(EmulatedBackend):
     def _sum(
         self, group: int, ring: GoldenRing, job: GoldenJob, outs: Sequence[NDArray[np.float32]]
     ) -> None:
-        """The sums of a step, of a job in fp32."""
+        """The sums of a step, of a job in fp32 or an exact one."""
+        if job.divisor:
+            coarse_cpp.exact_sum(
+                ring.sources,
+                outs,
+                first=ring.written // 4,
+                wire=list(WIRE_FORMATS)[job.wire],
+                divisor=job.divisor,
+                threads=shared(self._threads),
+            )
+            return
         average = job.operation == ReduceOp.AVERAGE
         coarse_cpp.ring_sum(
             ring.sources,
@@ -476,13 +494,21 @@ class GoldenPool(EmulatedBackend):
         )
 
     def _count(self, group: int, job: GoldenJob) -> None:
-        """Count the entries of an ended job: its description, and 2N - 2 in each chunk."""
+        """Count the entries of an ended job: its description, and those of each chunk on each link.
+
+        A sum in a ring has 2N - 2. The addends of an exact one go to the last device of their part,
+        one after another: h after hop h, of each array.
+        """
+        if self.devices == 1:
+            return
         wire = list(WIRE_FORMATS)[job.wire]
         devices = self.devices
         beats = max(1, -(-job.elements // 16))
         full, rest = divmod(beats, devices * self.config.entry_beats(wire))
         chunks = [self.config.entry_beats(wire)] * full + ([-(-rest // devices)] if rest else [])
         turns = 2 * devices - 2
+        if job.divisor:
+            turns = job.count * devices * (devices - 1) // 2 + devices - 1
         payload = 1 + turns * sum(chunks) * WIRE_FORMATS[wire]
         for node in self._nodes:
             ring = node.cores[group].registers

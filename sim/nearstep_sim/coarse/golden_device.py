@@ -13,7 +13,14 @@ from nearstep_sim.golden.registers import Answer, RegisterFile
 from nearstep_sim.models.memory import EmulatedMemory
 from nearstep_sim.updater.golden_channel import GoldenChannel
 from nearstep_sim.updater.golden_kernel import Engine
-from nearstep_spec.coarse.config import BEAT_BYTES, PAGE_BYTES, TAG_BITS, WIRE_FORMATS, CoarseConfig
+from nearstep_spec.coarse.config import (
+    BEAT_BYTES,
+    MAX_ADDENDS,
+    PAGE_BYTES,
+    TAG_BITS,
+    WIRE_FORMATS,
+    CoarseConfig,
+)
 from nearstep_spec.coarse.registers import (
     UPDATER,
     ErrorCause,
@@ -44,6 +51,14 @@ class GoldenJob:
     tag: int
     operation: int
     wire: int
+    stride: int = 0
+    count: int = 1
+    divisor: int = 0
+
+    @property
+    def sources(self) -> list[int]:
+        """Address of each array of the device."""
+        return [self.source + index * self.stride for index in range(self.count)]
 
     @property
     def nbytes(self) -> int:
@@ -57,7 +72,8 @@ class GoldenJob:
 
     def description(self, members: int) -> tuple[int, ...]:
         """Return the fields that must be equal on all devices of a ring."""
-        return (self.elements, self.scale_bits, self.tag, self.operation, self.wire, members)
+        same = self.elements, self.scale_bits, self.tag, self.operation, self.wire
+        return (*same, members, self.count, self.divisor)
 
 
 @dataclass(frozen=True)
@@ -78,6 +94,7 @@ class GoldenCore:
         self.registers = registers
         self.config = config
         self.formats = {int(Wire[name.upper()]) for name in config.wire_formats}
+        self.exact = {int(Wire[name.upper()]) for name in config.exact}
         self.queue: deque[GoldenJob] = deque()
         self.current: GoldenJob | None = None
 
@@ -95,6 +112,8 @@ class GoldenCore:
             self.registers["jobs.overflow"] = 1
             return
         read = self.registers
+        addends = ("stride.value", "addends.count", "addends.divisor")
+        is_exact = bool(self.exact and read["addends.divisor"])
         self.queue.append(
             GoldenJob(
                 read["source.value"],
@@ -104,6 +123,7 @@ class GoldenCore:
                 read["job.tag"] & ((1 << TAG_BITS) - 1),
                 read["job.operation"],
                 read["job.wire"],
+                *((read[name] for name in addends) if is_exact else ()),
             )
         )
         if not read["status.error"]:
@@ -151,21 +171,28 @@ class GoldenCore:
         if (
             job.operation not in OPERATIONS
             or job.wire not in self.formats
-            or self.members < 2
+            or self.members < (1 if job.divisor else 2)
             or self.position >= self.members
+            or (job.divisor and not self._is_exact(job))
         ):
             return Finding(ErrorCause.UNSUPPORTED)
-        ends = ((Stream.SOURCE, job.source), (Stream.DESTINATION, job.destination))
+        ends = [(Stream.SOURCE, source) for source in job.sources]
+        ends.append((Stream.DESTINATION, job.destination))
         for stream, address in ends:
             if address % BEAT_BYTES:
                 return Finding(ErrorCause.ALIGNMENT, stream, address)
         for stream, address in ends:
             if not base <= address <= address + job.nbytes <= limit:
                 return Finding(ErrorCause.WINDOW, stream, address)
-        first, second = sorted((job.source, job.destination))
-        if job.nbytes and first + job.nbytes > second:
+        if job.nbytes and any(abs(each - job.destination) < job.nbytes for each in job.sources):
             return Finding(ErrorCause.OVERLAP, Stream.DESTINATION, job.destination)
         return None
+
+    def _is_exact(self, job: GoldenJob) -> bool:
+        """Whether the device can do an exact sum: its accumulators are wide enough."""
+        addends = job.count * self.members
+        fits = 1 <= addends <= MAX_ADDENDS and job.divisor <= MAX_ADDENDS
+        return fits and job.wire in self.exact and job.operation == ReduceOp.SUM
 
     def wire(self) -> str:
         """Name of the wire format of the job in work."""

@@ -23,7 +23,8 @@ class CoarseOptions:
     devices: Annotated[
         int,
         Option(
-            meaning="memory devices, joined to a ring; of one, the update kernel sums (DENSE)",
+            meaning="memory devices, joined to a ring; of one, the update kernel sums (DENSE), "
+            "or sums are exact",
             low=1,
             high=MAX_DEVICES,
         ),
@@ -34,7 +35,7 @@ class CoarseOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.devices == 1 and self.device.updater is None:
+        if self.devices == 1 and self.device.updater is None and not self.device.exact:
             raise ValueError(f"devices must lie in [2, {MAX_DEVICES}] without rules, not 1")
 
     def config(self) -> CoarseConfig:
@@ -46,9 +47,13 @@ class CoarseOptions:
 class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
     """Options of `sim:coarse`, with those of `CoarseOptions`.
 
-    `memory`, `latency`, `stall` and `seed` are of the local DRAM of each device.
+    `memory`, `latency`, `stall` and `seed` are of the local DRAM of each device. The RTL has no
+    exact sums.
     """
 
+    device: Annotated[
+        CoarseConfig, Nested(defaults={"memory_bytes": MEMORY_BYTES}, omit=("exact",))
+    ] = field(default_factory=lambda: CoarseConfig(memory_bytes=MEMORY_BYTES))
     memory: Memory = "halfduplex"
     window: Annotated[
         Literal["rtl", "direct"],

@@ -1,5 +1,5 @@
-"""Sums of the rings of COARSE memory devices in C++: those of `nearstep_sim.golden.coarse`, bit for
-bit, at memory speed."""
+"""Sums of the rings of COARSE memory devices in C++, at memory speed: those of
+`nearstep_sim.golden.coarse`, bit for bit; and exact sums, which are rounded once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from nearstep_sim.golden.coarse import ring_order, short_part
 from nearstep_sim.verilate.abi import load as load_functions
 from nearstep_sim.verilate.build import compile_library
+from nearstep_spec.coarse.config import MAX_ADDENDS
+from nearstep_spec.coarse.registers import Wire
 
-__all__ = ["load", "ring_sum"]
+__all__ = ["exact_sum", "load", "ring_sum"]
 
 F32 = NDArray[np.float32]
 FLOAT32 = np.dtype(np.float32)
@@ -25,17 +27,65 @@ LEAST_SHARE = 1 << 16
 
 
 @cache
-def _function() -> Callable[..., None]:
+def _function(name: str) -> Callable[..., None]:
     """Compiled on first use, then taken from the build cache."""
     source = Path(__file__).with_name("ring.cpp")
     library = compile_library("ring", [source], cxxflags=["-pthread"])
-    function: Callable[..., None] = load_functions(library, source).ring_sum
+    function: Callable[..., None] = getattr(load_functions(library, source), name)
     return function
 
 
 def load() -> None:
     """Compile the functions of this module unless cached, to raise build errors before a run."""
-    _function()
+    _function("ring_sum")
+
+
+def exact_sum(
+    tensors: Sequence[F32],
+    outs: Sequence[F32],
+    *,
+    first: int = 0,
+    wire: str = "fp32",
+    divisor: int = 1,
+    threads: int = 1,
+) -> None:
+    """Write a range of the exact sum of tensors, divided by `divisor`, rounded once to `wire`.
+
+    Elements are rounded to `wire` before they are added. Infinities, NaN and zeros are those of any
+    order of additions (IEEE 754-2019, 6): infinities of both signs give NaN, zeros of both signs or
+    numbers that cancel +0. A NaN is the default quiet NaN.
+
+    Parameters
+    ----------
+    tensors : 1 to 1024, 1-D contiguous float32, of one length.
+    outs, first, threads : as of `ring_sum`.
+    wire : `fp32`, `fp16` or `bf16`.
+    divisor : from 1 to 1024; a power of two or not.
+
+    Raises
+    ------
+    ValueError : the number of tensors, different arrays, a range outside of them, no such format.
+    """
+    if not 1 <= len(tensors) <= MAX_ADDENDS or not outs or not 1 <= divisor <= MAX_ADDENDS:
+        raise ValueError(
+            f"tensors must be 1 to {MAX_ADDENDS}, outs 1 or more and divisor 1 to {MAX_ADDENDS}, "
+            f"not {len(tensors)}, {len(outs)} and {divisor}"
+        )
+    if wire.upper() not in Wire.__members__:
+        raise ValueError(f"wire must be one of {', '.join(Wire.__members__).lower()}, not {wire!r}")
+    _check(tensors, outs, first)
+    length = outs[0].size
+    _function("exact_sum")(
+        _pointers(tensors),
+        len(tensors),
+        first,
+        first + length,
+        Wire[wire.upper()],
+        divisor,
+        _pointers(outs),
+        len(outs),
+        max(1, min(threads, length // LEAST_SHARE)),
+    )
 
 
 def ring_sum(
@@ -70,20 +120,10 @@ def ring_sum(
             f"tensors must be 2 or more, outs and entry_elements 1 or more, "
             f"not {len(tensors)}, {len(outs)} and {entry_elements}"
         )
+    _check(tensors, outs, first)
     size, length = tensors[0].size, outs[0].size
-    for given, want in ((tensors, size), (outs, length)):
-        for each in given:
-            if each.dtype != FLOAT32 or each.shape != (want,) or not each.flags.c_contiguous:
-                raise ValueError(
-                    f"arrays must be contiguous float32 of shape {(want,)}, "
-                    f"not {each.dtype} of {each.shape}"
-                )
-    if not all(each.flags.writeable for each in outs):
-        raise ValueError("outs must be writable, not read-only")
-    if not 0 <= first <= first + length <= size:
-        raise ValueError(f"elements must be of the first {size}, not {first} to {first + length}")
     members = len(tensors)
-    _function()(
+    _function("ring_sum")(
         _pointers([tensors[device] for device in ring_order(members, reverse)]),
         members,
         size,
@@ -97,6 +137,22 @@ def ring_sum(
         len(outs),
         max(1, min(threads, length // LEAST_SHARE)),
     )
+
+
+def _check(tensors: Sequence[F32], outs: Sequence[F32], first: int) -> None:
+    """Raise ValueError unless the arrays are alike, and `outs` a range of `tensors`."""
+    size, length = tensors[0].size, outs[0].size
+    for given, want in ((tensors, size), (outs, length)):
+        for each in given:
+            if each.dtype != FLOAT32 or each.shape != (want,) or not each.flags.c_contiguous:
+                raise ValueError(
+                    f"arrays must be contiguous float32 of shape {(want,)}, "
+                    f"not {each.dtype} of {each.shape}"
+                )
+    if not all(each.flags.writeable for each in outs):
+        raise ValueError("outs must be writable, not read-only")
+    if not 0 <= first <= first + length <= size:
+        raise ValueError(f"elements must be of the first {size}, not {first} to {first + length}")
 
 
 def _pointers(arrays: Sequence[F32]) -> ctypes.Array[ctypes.c_void_p]:

@@ -1,4 +1,5 @@
-// The sum of a ring's tensors in binary32, with the ring's order of additions for every element.
+// Sums of a ring's tensors: in binary32, with the ring's order of additions for every element; and
+// exact ones, which are rounded once and have no order.
 
 #include <algorithm>
 #include <bit>
@@ -10,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "golden/exact.hpp"
 #include "models/bulk.hpp"
 
 namespace {
@@ -83,6 +85,51 @@ void sum_range(const Sum& sum, std::size_t first, std::size_t last) {
     nearstep::finish_puts();
 }
 
+// The arguments of exact_sum.
+struct ExactSum {
+    const float* const* tensors;
+    std::size_t members, first;
+    nearstep::golden::ExactFormat format;
+    std::uint32_t divisor;
+    float* const* outs;
+    std::size_t copies;
+};
+
+void exact_range(const ExactSum& sum, std::size_t first, std::size_t last) {
+    const nearstep::golden::DefaultEnvironment environment;
+    alignas(nearstep::line_bytes) float sums[block];
+    for (std::size_t at = first; at < last; at += block) {
+        const std::size_t size = std::min(block, last - at);
+        nearstep::golden::exact_sums<block>(
+            sum.format, sum.tensors, sum.members, at, size, sum.divisor, sums);
+        for (std::size_t copy = 0; copy < sum.copies; ++copy) {
+            put(sum.outs[copy] + (at - sum.first), sums, size);
+        }
+    }
+    nearstep::finish_puts();
+}
+
+// Calls `run(sum, first, last)` for parts of a range in `threads`.
+template <class Sum>
+void share(
+    void (*run)(const Sum&, std::size_t, std::size_t), const Sum& sum, std::size_t first,
+    std::size_t last, std::size_t threads) {
+    const std::size_t part = ((last - first) / threads / block + 1) * block;
+    std::vector<std::thread> helpers;
+    std::size_t end = last;
+    try {
+        for (; end - first > part; end -= part) {
+            helpers.emplace_back(run, std::cref(sum), end - part, end);
+        }
+    } catch (const std::system_error&) {
+        // No thread could be started: the rest is summed here.
+    }
+    run(sum, first, end);
+    for (std::thread& helper : helpers) {
+        helper.join();
+    }
+}
+
 }  // namespace
 
 // Elements `first` to `last` of the sums of `members` tensors of `elements` each, in the order of
@@ -94,18 +141,18 @@ extern "C" void ring_sum(
     std::size_t rest, std::size_t first, std::size_t last, int scales, float scale,
     float* const* outs, std::size_t copies, std::size_t threads) {
     const Sum sum{tensors, members, elements, entry, rest, first, scales != 0, scale, outs, copies};
-    const std::size_t share = ((last - first) / threads / block + 1) * block;
-    std::vector<std::thread> helpers;
-    std::size_t end = last;
-    try {
-        for (; end - first > share; end -= share) {
-            helpers.emplace_back(sum_range, std::cref(sum), end - share, end);
-        }
-    } catch (const std::system_error&) {
-        // No thread could be started: the rest is summed here.
-    }
-    sum_range(sum, first, end);
-    for (std::thread& helper : helpers) {
-        helper.join();
-    }
+    share(sum_range, sum, first, last, threads);
+}
+
+// Elements `first` to `last` of the exact sums of `members` tensors, divided by `divisor`, to each
+// of `outs`, which begin with element `first`. Elements of the tensors are rounded to `format`, of
+// golden/exact.hpp, before they are added, and results once.
+extern "C" void exact_sum(
+    const float* const* tensors, std::size_t members, std::size_t first, std::size_t last,
+    int format, std::uint32_t divisor, float* const* outs, std::size_t copies,
+    std::size_t threads) {
+    const ExactSum sum{
+        tensors, members, first, static_cast<nearstep::golden::ExactFormat>(format),
+        divisor, outs,    copies};
+    share(exact_range, sum, first, last, threads);
 }

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep.coarse.errors import ExactSumError
 from nearstep.coarse.routing import Profile, RoutingTable, check_shard_bytes, check_sizes
 from nearstep.coarse.service import messages
 from nearstep.coarse.service.arena import Arena
@@ -24,6 +25,7 @@ from nearstep.coarse.service.plan import Layout
 from nearstep.coarse.service.replies import Replies
 from nearstep.coarse.service.wire import Address
 from nearstep.scalars import check_whole
+from nearstep_spec.coarse.config import MAX_ADDENDS
 
 TIMEOUT_S = 1800.0
 PROFILED_BYTES = tuple(1 << power for power in range(12, 25, 2))
@@ -130,6 +132,7 @@ class Client:
         update: messages.Update | None = None,
         kind: str = "",
         turn: int = 0,
+        addends: int = 0,
     ) -> Exchange:
         """Open a tensor that all clients sum; all clients open exchanges in the same order.
 
@@ -142,9 +145,14 @@ class Client:
         update : optimizer step that the devices do with the average; parameters are returned.
         kind : description of the tensor, such as its dtype; equal on all clients.
         turn : as in `Exchange.begin`.
+        addends : arrays that each client pushes for an exact sum or average of all of them, which
+            is rounded once, to `wire`; equal on all clients. 0: one array, summed in the order of
+            the rings.
 
         Raises
         ------
+        ExactSumError : more than 1024 addends in all; nothing was sent.
+        RefusedError : the devices do not have this exact sum.
         UnlikeError : the clients open different tensors; names the clients of each.
         DeviceMemoryError : the devices have no memory for the tensor.
         OrderError : another client sums a different tensor in this turn.
@@ -152,13 +160,16 @@ class Client:
         chosen = self.shard_bytes if shard_bytes is None else shard_bytes
         check_shard_bytes(chosen)
         check_whole("elements", elements, 1)
+        check_whole("addends", addends, 0)
+        if self.clients * addends > MAX_ADDENDS:
+            raise ExactSumError("addends", f"at most {MAX_ADDENDS}", self.clients * addends)
         device = self.own_device
         if self.routing is not None:
             device = self.routing.proxy_of(4 * elements)
         with self._lock:
             number = self._exchanges
             self._exchanges += 1
-        memory = self._arena.take(Layout.of(elements, chosen).nbytes)
+        memory = self._arena.take(Layout.of(elements, chosen, addends).nbytes)
         opened = messages.Open(
             number,
             elements,
@@ -171,6 +182,7 @@ class Client:
             kind,
             turn,
             memory.offset,
+            addends,
         )
         return Exchange(self._replies, self._arena, memory, opened)
 

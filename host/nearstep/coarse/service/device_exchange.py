@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.buffer import Buffer
+from nearstep.coarse.errors import ExactSumError
 from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
-from nearstep.coarse.rings import Pending, RingJob
+from nearstep.coarse.rings import Addends, Pending, RingJob
 from nearstep.coarse.service.key_value import hyper_of
 from nearstep.coarse.service.messages import Open
 from nearstep.coarse.service.plan import IDENTITIES, Job, Layout, plan
@@ -27,12 +29,14 @@ class Room:
     Attributes
     ----------
     buffers : for each value of the plan, its buffer on each device, or None.
-    lent_in, lent_out : clients whose pushed array, or result, is used as device memory without a
+    arrays : of an exact sum, the arrays of each device, one after another.
+    lent_in, lent_out : clients whose pushed arrays, or result, are used as device memory without a
         copy.
     holder : the shard that uses the place now.
     """
 
     buffers: dict[int, list[Buffer | None]] = field(default_factory=dict)
+    arrays: list[Buffer] = field(default_factory=list)
     lent_in: set[int] = field(default_factory=set)
     lent_out: set[int] = field(default_factory=set)
     holder: Shard | None = None
@@ -93,7 +97,14 @@ class DeviceExchange:
         stored: StoredParameters | None = None,
     ) -> None:
         first = opened[0]
-        if stored is None:
+        self.addends = first.addends
+        on = Counter(each.device for each in opened.values())
+        self.count = first.addends * max(on.values())
+        if first.addends:
+            if stored is not None:
+                raise ExactSumError("result", "that of the sum", "an update")
+            pool.check_exact(first.operation, first.wire, self.count * pool.devices)
+        elif stored is None:
             pool.check_ring("sum tensors of clients")
         elif first.operation != "average":
             raise ArgumentError(f"operation of an update must be average, not {first.operation}")
@@ -107,17 +118,18 @@ class DeviceExchange:
         self.pool = pool
         self.opened = dict(opened)
         self.sessions = dict(sessions)
-        self.layout = Layout.of(first.elements, first.shard_bytes)
+        self.layout = Layout.of(first.elements, first.shard_bytes, first.addends)
         self._memory = {
             rank: each.memory(opened[rank], self.layout.nbytes) for rank, each in sessions.items()
         }
         self.places = [opened[rank].device for rank in range(len(opened))]
-        self.stages = plan(self.places, pool.devices)
+        self.stages = plan(self.places, pool.devices, exact=bool(first.addends))
         self.shards: list[Shard] = []
         self._rooms: list[Room] = []
         self._identities: dict[int, Buffer] = {}
         try:
-            self._make_identities(self.layout.place_elements)
+            if not first.addends:
+                self._make_identities(self.layout.place_elements)
             for number in range(self.layout.places):
                 self._rooms.append(Room())
                 self._furnish(number, self._rooms[-1])
@@ -152,14 +164,15 @@ class DeviceExchange:
     def _furnish(self, place: int, room: Room) -> None:
         """Allocate a place's buffers, or let the devices use the clients' memory instead."""
         device, devices, size = self.pool.device, self.pool.devices, self.layout.place_elements
-        part = slice(place * self.layout.place_bytes, (place + 1) * self.layout.place_bytes)
-        back = slice(*(each + self.layout.nbytes // 2 for each in (part.start, part.stop)))
-        for rank, at in enumerate(self.places):
+        if self.addends:
+            self._furnish_exact(place, room)
+        for rank, at in enumerate(self.places if not self.addends else ()):
             values: list[Buffer | None] = [None] * devices
             room.buffers[rank] = values
             values[at] = buffer = device.alloc(size, channel=at)
             changed = devices == 1 and rank == 0  # the other arrays are added to this one
-            if not changed and buffer.lend(self._memory[rank][part].view(np.float32)):
+            given = self.layout.room(self._memory[rank], place, result=False)
+            if not changed and buffer.lend(given):
                 room.lent_in.add(rank)
         for stage in self.stages:
             for job in stage:
@@ -170,9 +183,27 @@ class DeviceExchange:
         first = {at: rank for rank, at in reversed([*enumerate(self.places)])}
         for at, rank in first.items() if self.stored is None else ():
             found = room.buffers[self.result][at]
-            data = self._memory[rank][back].view(np.float32)
+            data = self.layout.room(self._memory[rank], place, result=True)
             if found is not None and found.lend(data, writes=True):
                 room.lent_out.add(rank)
+
+    def _furnish_exact(self, place: int, room: Room) -> None:
+        """Allocate the arrays of a place: as many on each device; -0, which changes no exact sum,
+        is in those of no client."""
+        size = self.layout.place_elements
+        for device in range(self.pool.devices):
+            arrays = self.pool.device.alloc(self.count * size, channel=device)
+            room.arrays.append(arrays)
+            arrays[self.places.count(device) * self.addends * size :].fill(-0.0)
+        for rank, memory in self._memory.items():
+            if self._rows(room, rank).lend(self.layout.room(memory, place, result=False)):
+                room.lent_in.add(rank)
+
+    def _rows(self, room: Room, rank: int) -> Buffer:
+        """Return the arrays of a client."""
+        place, length = self.places[rank], self.addends * self.layout.place_elements
+        before = self.places[:rank].count(place)
+        return room.arrays[place][before * length : (before + 1) * length]
 
     def _buffer(self, shard: Shard, value: int, device: int) -> Buffer:
         found = shard.room.buffers[value][device]
@@ -185,7 +216,12 @@ class DeviceExchange:
         shard.room.holder = shard
         if rank not in shard.room.lent_in:
             data = self.layout.pushed(self._memory[rank], shard.number)
-            self._buffer(shard, rank, self.places[rank]).write(data)
+            if self.addends:
+                rows, size = self._rows(shard.room, rank), self.layout.place_elements
+                for index, row in enumerate(np.atleast_2d(data)):
+                    rows[index * size : index * size + row.size].write(row)
+            else:
+                self._buffer(shard, rank, self.places[rank]).write(data)
         shard.pushed.add(rank)
 
     def complete(self, shard: Shard) -> None:
@@ -237,12 +273,19 @@ class DeviceExchange:
 
     def _job(self, shard: Shard, job: Job) -> RingJob:
         buffers = shard.room.buffers
-        sources = [
+        average = self.operation == "average"
+        addends = None
+        if self.addends:
+            divisor = self.addends * len(self.sessions) if average else 1
+            addends = Addends(self.count, self.layout.place_bytes, divisor)
+        sources: list[Buffer | None] = [*shard.room.arrays] or [
             self._identities[device] if value is None else buffers[value][device]
             for device, value in enumerate(job.inputs)
         ]
         last = job.output == self.result
         operation = self.operation if last or self.operation == "max" else "sum"
+        if self.addends:
+            operation = "sum"
         return self.pool.rings.make_job(
             Part(group=self.group(shard), start=0, stop=shard.stop - shard.start),
             OPERATIONS[operation],
@@ -250,11 +293,17 @@ class DeviceExchange:
             sources=[each.address for each in sources if each is not None],
             destinations=[each.address for each in buffers[job.output] if each is not None],
             scale=np.float32(1 / len(self.sessions)),
+            addends=addends,
         )
 
     def free(self) -> None:
         """Free the memory of the devices; no job of the exchange may be running."""
         for room in self._rooms:
+            for arrays in room.arrays:
+                for start in range(0, arrays.size, self.addends * self.layout.place_elements):
+                    arrays.end_loan(start)
+                arrays.free()
+            room.arrays.clear()
             for places in room.buffers.values():
                 for buffer in places:
                     if buffer is not None and not buffer.freed:

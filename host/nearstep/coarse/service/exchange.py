@@ -38,7 +38,7 @@ class Exchange:
         self.version = 0
         self._step, self._hyper, self._turn = 0, "", 0
         self._sent: set[int] = set()  # shards of this version
-        self._layout = Layout.of(opened.elements, opened.shard_bytes)
+        self._layout = Layout.of(opened.elements, opened.shard_bytes, opened.addends)
         self.shards = self._layout.shards
         self._replies, self._arena, self._memory = replies, arena, memory
         results = [self.pulled(shard).view(np.uint8) for shard in range(len(self.shards))]
@@ -54,7 +54,8 @@ class Exchange:
     def pushed(self, shard: int) -> NDArray[np.float32]:
         """Return the memory to fill before `push` of a shard; float32.
 
-        Shards share places: filling one overwrites an earlier shard (see `Layout`).
+        Of several addends its shape is (addends, elements of the shard). Shards share places:
+        filling one overwrites an earlier shard (see `Layout`).
         """
         return self._layout.pushed(self._memory.data, shard)
 
@@ -124,7 +125,7 @@ class Exchange:
         self._sent.add(shard)
 
     def _push(self, shard: int) -> None:
-        data = self.pushed(shard).view(np.uint8)
+        data = self._layout.payload(self._memory.data, shard)
         nbytes = 0 if self._replies.is_shared else data.size
         said = Push(self.number, self.version, shard, nbytes, self._step, self._hyper, self._turn)
         self._replies.send(said, data)
@@ -152,17 +153,20 @@ class Exchange:
 
         Parameters
         ----------
-        array, out : float32, of shape (elements,), contiguous; may be the same array.
+        array, out : float32, of shape (elements,), contiguous; may be the same array. Of several
+            addends `array` has the shape (addends, elements).
 
         Raises
         ------
         ShapeError : another shape or dtype.
         """
-        for each in (array, out):
-            if each.shape != (self.elements,) or each.dtype != np.float32:
-                raise ShapeError("array", (self.elements,), each.shape)
+        addends = self._layout.addends
+        given = (addends, self.elements) if addends > 1 else (self.elements,)
+        for each, shape in ((array, given), (out, (self.elements,))):
+            if each.shape != shape or each.dtype != np.float32:
+                raise ShapeError("array", shape, each.shape)
         self.run(
-            lambda part, start, stop: np.copyto(part, array[start:stop]),
+            lambda part, start, stop: np.copyto(part, array[..., start:stop]),
             lambda part, start, stop: np.copyto(out[start:stop], part),
         )
 

@@ -134,6 +134,8 @@ class TrainingJob:
         for rank, each in sorted(said.items()):
             text = f"{each.operation} of {each.elements} elements, wire {each.wire}, "
             text += f"shards of {each.shard_bytes} bytes"
+            if each.addends:
+                text += f", exact of {each.addends} addends each"
             if each.kind:
                 text += f", {each.kind}"
             if each.update is not None:
@@ -144,6 +146,9 @@ class TrainingJob:
             return self._refuse_all(message.exchange, "UnlikeError", "; ".join(texts))
         try:
             self.pool.check_wire(message.wire)
+            if message.addends:
+                addends = self.clients * message.addends
+                self.pool.check_exact(message.operation, message.wire, addends)
             stored, kept = None, []
             if message.update is not None:
                 stored = self._values.parameters(message.update, message.elements)

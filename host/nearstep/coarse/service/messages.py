@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union
 
 from msgspec import Meta, Struct
 
-VERSION = 7
+VERSION = 8
 """Version of the protocol; both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -120,6 +120,7 @@ class Open(FromClient):
     The segment has, from `offset` on, slots for shards that the client pushes, and then as many for
     the results (`plan.Layout`): the sum, or with `update` the parameters after a step with the
     average of the gradients. `kind` describes the tensor, such as its dtype. `turn`: see `Push`.
+    `addends`: arrays that each client pushes, of an exact sum; 0: a sum in the order of the rings.
     """
 
     exchange: Number
@@ -133,6 +134,7 @@ class Open(FromClient):
     kind: Name = ""
     turn: Number = 0
     offset: Number = 0
+    addends: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
 
 
 class Opened(FromService):

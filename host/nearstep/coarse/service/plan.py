@@ -46,16 +46,20 @@ class Job:
     output: int
 
 
-def plan(places: Sequence[int], devices: int) -> tuple[tuple[Job, ...], ...]:
+def plan(
+    places: Sequence[int], devices: int, *, exact: bool = False
+) -> tuple[tuple[Job, ...], ...]:
     """Return stages of independent jobs; the last stage has one job.
 
-    A single device has no stage.
+    A single device has no stage. An exact sum has one job, which adds all arrays.
 
     Parameters
     ----------
     places : device of each client, by rank. Value r is the array of client r, on its device only;
         the jobs' results, numbered from the number of clients on, are on all devices.
     """
+    if exact:
+        return ((Job((), len(places)),),)
     if devices == 1:
         return ()
     waiting: list[list[int]] = [[] for _ in range(devices)]
@@ -87,42 +91,58 @@ class Layout:
     ----------
     shards : elements [start, stop) of each.
     places : number of places for pushed shards, and of places for results.
-    place_bytes : size of a place, in whole pages.
+    place_bytes : size of a place for one array, in whole pages.
+    addends : arrays of a pushed shard, each in a place of its own, one after another.
     """
 
     shards: Sequence[tuple[int, int]]
     places: int
     place_bytes: int
+    addends: int = 1
 
     @classmethod
-    def of(cls, elements: int, shard_bytes: int) -> Self:
-        """Return the layout of a tensor of float32, cut by `routing.partition`."""
+    def of(cls, elements: int, shard_bytes: int, addends: int = 0) -> Self:
+        """Return the layout of a tensor of float32, cut by `routing.partition`; 0 addends are one
+        array, too."""
         cut = partition(4 * elements, shard_bytes)
         longest = max(each.nbytes for each in cut)
         place_bytes = -(-longest // PAGE_BYTES) * PAGE_BYTES
         places = min(len(cut), max(LEAST_PLACES, WINDOW_BYTES // max(1, place_bytes)))
         shards = [(each.offset // 4, (each.offset + each.nbytes) // 4) for each in cut]
-        return cls(shards, places, place_bytes)
+        return cls(shards, places, place_bytes, max(1, addends))
 
     @property
     def nbytes(self) -> int:
         """Bytes of a client's memory for all places."""
-        return 2 * self.places * self.place_bytes
+        return (self.addends + 1) * self.places * self.place_bytes
 
     @property
     def place_elements(self) -> int:
         """Capacity of a place, in float32 elements."""
         return self.place_bytes // 4
 
+    def room(self, memory: NDArray[np.uint8], place: int, *, result: bool) -> NDArray[np.float32]:
+        """Return a place for pushed arrays, one after another, or for a result."""
+        first = self.addends * self.places + place if result else self.addends * place
+        count = 1 if result else self.addends
+        start = first * self.place_bytes
+        return memory[start : start + count * self.place_bytes].view(np.float32)
+
     def pushed(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
-        """Return a shard's pushed array in a client's memory."""
-        return self._part(memory, shard, shard % self.places)
+        """Return a shard's pushed array in a client's memory; of several addends, of shape
+        (addends, elements)."""
+        start, stop = self.shards[shard]
+        room = self.room(memory, shard % self.places, result=False)
+        arrays = room.reshape(self.addends, -1)[:, : stop - start]
+        return arrays if self.addends > 1 else arrays[0]
+
+    def payload(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.uint8]:
+        """Return the bytes of a client's memory from the first to the last of a pushed shard."""
+        start, stop = self.shards[shard]
+        room = self.room(memory, shard % self.places, result=False).view(np.uint8)
+        return room[: (self.addends - 1) * self.place_bytes + 4 * (stop - start)]
 
     def pulled(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
         """Return a shard's result in a client's memory."""
-        return self._part(memory, shard, self.places + shard % self.places)
-
-    def _part(self, memory: NDArray[np.uint8], shard: int, place: int) -> NDArray[np.float32]:
         start, stop = self.shards[shard]
-        first = place * self.place_bytes
-        return memory[first : first + 4 * (stop - start)].view(np.float32)
+        return self.room(memory, shard % self.places, result=True)[: stop - start]

@@ -80,7 +80,7 @@ class Session:
                     f"at most {MAX_SHARDS} shards",
                     f"{message.elements} elements in shards of {message.shard_bytes} bytes",
                 )
-            layout = Layout.of(message.elements, message.shard_bytes)
+            layout = Layout.of(message.elements, message.shard_bytes, message.addends)
             self.memory(message, layout.nbytes)
             if not self.connection.is_shared:
                 self._opened[message.exchange] = message, layout
@@ -103,7 +103,7 @@ class Session:
             opened, layout = self._opened.get(message.exchange, (None, None))
             if opened is not None and layout is not None and message.shard < len(layout.shards):
                 memory = self.memory(opened, layout.nbytes)
-                place = layout.pushed(memory, message.shard).view(np.uint8)
+                place = layout.payload(memory, message.shard)
                 if message.nbytes != place.size:
                     raise FrameError(f"a shard of {place.size} bytes", f"{message.nbytes}")
                 return place

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from nearstep.coarse.errors import ExactSumError
 from nearstep.coarse.routing import (
     SHARD_ALIGNMENT,
     RoutingTable,
@@ -19,6 +20,9 @@ from nearstep.coarse.service.errors import DeviceMemoryError
 from nearstep.coarse.service.exchange import Exchange
 from nearstep.coarse.service.messages import ReduceOpName
 from nearstep.scalars import check_whole
+
+EXACT_FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
+"""Formats that exact sums of tensors of 16 bits are rounded to."""
 
 KEPT_BYTES = 1 << 29
 """Device memory of cached exchanges above which the oldest are evicted, in bytes."""
@@ -35,6 +39,8 @@ class Exchanges:
     Attributes
     ----------
     wire : format on the links of the devices.
+    exact : whether sums and averages are exact: rounded once, to the dtype of the tensors if that
+        has 16 bits, otherwise to `wire`.
     shard_bytes : least size of a shard, in bytes; None: the service's.
     measure_every : sums after which routing is measured again; 0: never.
     measure_bytes : sizes to measure, in bytes.
@@ -46,56 +52,87 @@ class Exchanges:
     def __init__(self, client: Callable[[], Client], wire: str) -> None:
         self._connected = client
         self.wire = wire
+        self.exact = False
         self.shard_bytes: int | None = None
         self.measure_every = 0
         self.measure_bytes: Sequence[int] = PROFILED_BYTES
         self.measured = 0
         self._sums = 0
-        self._kept: OrderedDict[tuple[int, str, str], Exchange] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, str, str, int], Exchange] = OrderedDict()
 
     @property
     def client(self) -> Client:
         return self._connected()
 
-    def take(self, elements: int, operation: ReduceOpName, kind: str, turn: int) -> Exchange:
+    def take(
+        self, elements: int, operation: ReduceOpName, kind: str, turn: int, addends: int = 0
+    ) -> Exchange:
         """Return a cached exchange, or a new one.
 
         Parameters
         ----------
         kind : dtype of the tensor.
         turn : number of this sum, from 1.
+        addends : as of `Client.exchange`; 0: one, if `exact` is set and the operation is no
+            maximum.
+
+        Raises
+        ------
+        ExactSumError : the tensor's format of 16 bits is not that of `wire`.
         """
+        if self.exact and operation != "max":
+            addends = max(1, addends)
         if self.measure_every and self._sums % self.measure_every == 0:
             self.measure()
         self._sums += 1
-        return self._take(elements, operation, kind, turn)
+        return self._take(elements, operation, kind, turn, addends)
 
     def _take(
-        self, elements: int, operation: ReduceOpName, kind: str = "", turn: int = 0
+        self,
+        elements: int,
+        operation: ReduceOpName,
+        kind: str = "",
+        turn: int = 0,
+        addends: int = 0,
     ) -> Exchange:
-        key = elements, operation, kind
+        key = elements, operation, kind, addends
         found = self._kept.pop(key, None)
         if found is None:
-            while self._kept and self._kept_bytes + 8 * elements > KEPT_BYTES:
+            while self._kept and self._kept_bytes + _nbytes(*key) > KEPT_BYTES:
                 self._kept.popitem(last=False)[1].close()
             try:
-                found = self._open(elements, operation, kind, turn)
+                found = self._open(elements, operation, kind, turn, addends)
             except DeviceMemoryError:
                 if not self._kept:
                     raise
                 self.close()
-                found = self._open(elements, operation, kind, turn)
+                found = self._open(elements, operation, kind, turn, addends)
         self._kept[key] = found
         return found
 
-    def _open(self, elements: int, operation: ReduceOpName, kind: str, turn: int) -> Exchange:
+    def _open(
+        self, elements: int, operation: ReduceOpName, kind: str, turn: int, addends: int
+    ) -> Exchange:
         return self.client.exchange(
-            elements, operation, self.wire, shard_bytes=self.shard_bytes, kind=kind, turn=turn
+            elements,
+            operation,
+            self._format(kind) if addends else self.wire,
+            shard_bytes=self.shard_bytes,
+            kind=kind,
+            turn=turn,
+            addends=addends,
         )
+
+    def _format(self, kind: str) -> str:
+        """Return the format of an exact sum of tensors of this dtype."""
+        own = EXACT_FORMATS.get(kind, self.wire)
+        if self.wire not in ("fp32", own):
+            raise ExactSumError("wire", f"fp32 or {own}, the format of {kind}", repr(self.wire))
+        return own
 
     @property
     def _kept_bytes(self) -> int:
-        return sum(8 * elements for elements, *_ in self._kept)
+        return sum(_nbytes(*key) for key in self._kept)
 
     def close(self) -> None:
         """Free the memory of all cached exchanges."""
@@ -138,3 +175,8 @@ class Exchanges:
         self.measure_bytes = sizes
         self.measure_every = every
         self._sums = 0
+
+
+def _nbytes(elements: int, operation: str, kind: str, addends: int) -> int:
+    """Return the device memory of an exchange for one client, in bytes, as for whole tensors."""
+    return 4 * elements * (1 + max(1, addends))

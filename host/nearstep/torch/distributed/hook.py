@@ -16,7 +16,11 @@ Hook = Callable[[CoarseProcessGroup, GradBucket], Future[Tensor]]
 
 
 def ddp_hook(
-    group: dist.ProcessGroup | None = None, *, wire: str = "fp32", timeout_s: float = TIMEOUT_S
+    group: dist.ProcessGroup | None = None,
+    *,
+    wire: str = "fp32",
+    exact: bool = False,
+    timeout_s: float = TIMEOUT_S,
 ) -> tuple[CoarseProcessGroup, Hook]:
     """Return state and hook for `model.register_comm_hook(*ddp_hook())`.
 
@@ -28,22 +32,28 @@ def ddp_hook(
     group : the model's group; None: the default group. For a group of another backend, such as
         gloo, a group of the memory devices with the same processes is made.
     wire : format on the links of the devices: `fp32`, `fp16`, `bf16`.
+    exact : average exactly, rounded once; so are all later sums and averages of a given group.
     timeout_s : limit of each wait, in seconds.
     """
-    return group_beside(group, wire, timeout_s), average
+    return group_beside(group, wire, timeout_s, exact=exact), average
 
 
 def group_beside(
-    group: dist.ProcessGroup | None, wire: str, timeout_s: float
+    group: dist.ProcessGroup | None, wire: str, timeout_s: float, *, exact: bool = False
 ) -> CoarseProcessGroup:
     """Return a group of the memory devices with the same processes: the given one or a new one."""
     chosen = dist.distributed_c10d._get_default_group() if group is None else group
     if isinstance(chosen, CoarseProcessGroup):
+        chosen.exchanges.exact |= exact
         return chosen
     store = dist.distributed_c10d._world.pg_map[chosen][1]
     prefix = PrefixStore(f"nearstep/beside/{chosen.group_name}", store)
     state = create(
-        prefix, dist.get_rank(chosen), dist.get_world_size(chosen), timedelta(seconds=timeout_s)
+        prefix,
+        dist.get_rank(chosen),
+        dist.get_world_size(chosen),
+        timedelta(seconds=timeout_s),
+        exact=exact,
     )
     state.exchanges.wire = wire
     return state

@@ -26,6 +26,8 @@ from torch._C._distributed_c10d import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
+from nearstep.coarse.errors import ExactSumError
+from nearstep.coarse.pool import EXACT
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.errors import JobError
@@ -33,6 +35,8 @@ from nearstep.coarse.service.messages import ReduceOpName
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import NATIVE, Gloo
 from nearstep.torch.distributed.tensors import (
+    RING_DTYPES,
+    TensorsError,
     check_list,
     check_parts,
     dense,
@@ -70,6 +74,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     store : the group's store, for gloo.
     timeout : limit of each collective.
     wire : format on the links of the devices.
+    exact : whether sums and averages are exact, as of `Exchanges`.
     release : called when the group has ended.
 
     Attributes
@@ -91,6 +96,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         timeout: timedelta,
         *,
         wire: str = "fp32",
+        exact: bool = False,
         release: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(rank, size)
@@ -100,6 +106,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._release = release
         self._connected: Future[Client] = Future()
         self.exchanges = Exchanges(self._connected.result, wire)
+        self.exchanges.exact = exact
         self._store, self._timeout = store, timeout
         self._gloos: weakref.WeakSet[Gloo] = weakref.WeakSet()
         self._gloos_made = 0
@@ -181,6 +188,44 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> CoarseWork:
         return self.allreduce(tensors, opts)
+
+    def reduce_addends(self, addends: Tensor, out: Tensor, op: ReduceOpName = "sum") -> CoarseWork:
+        """Reduce the rows of all processes' tensors exactly, each of them an addend.
+
+        The result is rounded once. It depends on the rows alone, and not on the number of processes
+        that they are divided among.
+
+        Parameters
+        ----------
+        addends : float32, bfloat16 or float16; of shape (rows, ...), with as many rows in all
+            processes; a row has the shape of `out`, and its dtype.
+        out : result.
+        op : `sum`, or `average`: the sum divided by the number of all rows.
+
+        Raises
+        ------
+        TensorsError : other shapes or dtypes, or no row.
+        ExactSumError : another `op`, or, by `wait`, more than 1024 rows in all processes.
+        """
+        if op not in EXACT:
+            raise ExactSumError("op", " or ".join(EXACT), repr(op))
+        if addends.dtype not in RING_DTYPES or addends.shape[1:] != out.shape or not len(addends):
+            raise TensorsError(
+                f"addends must be rows of {tuple(out.shape)} of float32, bfloat16 or float16, not "
+                f"{tuple(addends.shape)} of {addends.dtype}"
+            )
+        check_parts(out, addends.data, len(addends))
+        rows, target = dense(addends.data).view(len(addends), -1), flat(out.data)
+
+        def take(start: int, stop: int, values: Tensor) -> None:
+            target[start:stop].copy_(values)
+
+        def action() -> None:
+            self._sum(rows if len(rows) > 1 else rows[0], op, take, len(rows))
+            if not out.is_contiguous():
+                out.data.copy_(target.view(out.shape))
+
+        return self._submit("reduce_addends", out, action)
 
     def reduce(
         self, tensors: Sequence[Tensor] | Tensor, opts: Any, op: Any = None, timeout: Any = None
@@ -534,16 +579,20 @@ class CoarseProcessGroup(dist.ProcessGroup):
             output.copy_(target.view(output.shape))
 
     def _sum(
-        self, source: Tensor, operation: ReduceOpName, take: Callable[[int, int, Tensor], None]
+        self,
+        source: Tensor,
+        operation: ReduceOpName,
+        take: Callable[[int, int, Tensor], None],
+        addends: int = 0,
     ) -> None:
-        """Reduce with the rings of the devices."""
+        """Reduce with the rings of the devices; several addends are rows of `source`."""
         if not source.numel():
             return
         self._sums += 1
         kind = str(source.dtype).removeprefix("torch.")
-        exchange = self.exchanges.take(source.numel(), operation, kind, self._sums)
+        exchange = self.exchanges.take(source.shape[-1], operation, kind, self._sums, addends)
         exchange.run(
-            lambda part, start, stop: torch.from_numpy(part).copy_(source[start:stop]),
+            lambda part, start, stop: torch.from_numpy(part).copy_(source[..., start:stop]),
             lambda part, start, stop: take(start, stop, torch.from_numpy(part)),
             turn=self._sums,
         )

@@ -22,11 +22,13 @@ from nearstep.coarse.service.spawn import Spawned, token_of
 from nearstep.errors import ArgumentError
 from nearstep.torch.distributed.fallback import NATIVE, POLL_S, connection_of_its_own
 from nearstep.torch.distributed.process_group import CoarseProcessGroup
+from nearstep_spec.coarse.config import WIRE_FORMATS
 
 ADDRESS = "NEARSTEP_COARSE"
 TOKEN_FILE = "NEARSTEP_COARSE_TOKEN_FILE"
 DEVICE = "NEARSTEP_COARSE_DEVICE"
 WIRE = "NEARSTEP_COARSE_WIRE"
+EXACT = "NEARSTEP_COARSE_EXACT"
 
 KEY = "nearstep/coarse"
 
@@ -140,9 +142,10 @@ def agree(store: Store, rank: int, size: int, timeout_s: float) -> str:
     return store.get(f"{KEY}/{mine}").decode()
 
 
-def default_device(size: int) -> str:
+def default_device(size: int, *, exact: bool = False) -> str:
     """Return the URL of golden memory devices, one for each process: from 2 to 64."""
-    return f"golden:coarse?devices={min(64, max(2, size))}&groups=2&memory_bytes=1GiB"
+    devices = f"golden:coarse?devices={min(64, max(2, size))}&groups=2&memory_bytes=1GiB"
+    return f"{devices}&exact={','.join(WIRE_FORMATS)}" if exact else devices
 
 
 def _say(store: Store, found: dict[str, Any]) -> None:
@@ -162,12 +165,17 @@ def _said(store: Store, deadline: float) -> dict[str, Any]:
 
 
 def _find(
-    store: Store, endpoint: Future[Endpoint], is_first: bool, rank: int, size: int, timeout_s: float
+    store: Store,
+    endpoint: Future[Endpoint],
+    is_first: bool,
+    rank: int,
+    timeout_s: float,
+    default: str,
 ) -> Endpoint:
     """Return the service that rank 0 offers; a process's first group sets `endpoint`."""
     try:
         if rank == 0:
-            device = os.environ.get(DEVICE) or default_device(size)
+            device = os.environ.get(DEVICE) or default
             found = FOUND.spawn(endpoint, device) if is_first else endpoint.result()
             _say(store, {"endpoint": found})
         else:
@@ -186,12 +194,25 @@ def _find(
     return found
 
 
-def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProcessGroup:
+def create(
+    store: Store, rank: int, size: int, timeout: timedelta, *, exact: bool = False
+) -> CoarseProcessGroup:
     """Make a process group for `torch.distributed`.
 
     The group is connected on return if the environment names the service. A service that rank 0
     starts is connected in the background: the first collective raises an error of the start.
+
+    Parameters
+    ----------
+    exact : as of `CoarseProcessGroup`; `NEARSTEP_COARSE_EXACT=1` sets it, too.
+
+    Raises
+    ------
+    ArgumentError : `NEARSTEP_COARSE_EXACT` is neither 0 nor 1.
     """
+    if (said := os.environ.get(EXACT) or "0") not in ("0", "1"):
+        raise ArgumentError(f"{EXACT} must be 0 or 1, not {said!r}")
+    exact |= said == "1"
     known = standing()
     timeout_s = timeout.total_seconds()
     job = agree(store, rank, size, timeout_s)
@@ -199,14 +220,15 @@ def create(store: Store, rank: int, size: int, timeout: timedelta) -> CoarseProc
     endpoint, is_first = (Future[Endpoint](), False) if known else FOUND.take()
 
     def connect() -> Client:
-        address, token = known or _find(own, endpoint, is_first, rank, size, timeout_s)
+        default = default_device(size, exact=exact)
+        address, token = known or _find(own, endpoint, is_first, rank, timeout_s, default)
         return Client(address, token, job=job, rank=rank, clients=size, timeout_s=timeout_s)
 
     release: Callable[[], None] = (lambda: None) if known else FOUND.release
     wire = os.environ.get(WIRE, "fp32")
     try:
         group = CoarseProcessGroup(
-            connect, job, rank, size, own, timeout, wire=wire, release=release
+            connect, job, rank, size, own, timeout, wire=wire, exact=exact, release=release
         )
     except BaseException:
         release()
