@@ -232,7 +232,7 @@ class CoarsePool:
         return event
 
     def _event(
-        self, tensor: PoolTensor, op: str, wire: str, group: int | None, exact: bool
+        self, tensor: PoolTensor, op: str, wire: str, group: int | None, exact: bool = False
     ) -> Event:
         self.check_operation(op)
         self.check_wire(wire)
