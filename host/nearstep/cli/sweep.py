@@ -44,8 +44,9 @@ def command(
     Exit status: 1 if points failed, 2 if the file is invalid.
     """
     check_outputs({"--output": output, "--picture": image})
-    with reported():
+    with reported(wrong=(OSError,)):
         sweep = Sweep.read(file)
+    with reported():
         place = Path("build/sweeps", file.stem) if folder is None else folder
         screen = Console(stderr=True)
         with Progress(console=screen, transient=True, disable=not screen.is_terminal) as shown:

@@ -110,7 +110,13 @@ REFUSED = {
         "--output /dev/null/x.json": "/dev/null",
         "--bench .": "bench_smartssd.py",
     },
+    "sweep": {
+        "missing.toml": "No such file",
+        "grid.toml --backend threads": "must be of loky",
+        "grid.toml --picture x.docx": ".docx",
+    },
     "plan": {
+        "bert-base --ranks 9": "multiple of it",
         "bert": "no model 'bert'",
         "resnet50": "no model 'resnet50'",
         "missing.json": "missing.json",
@@ -195,6 +201,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "wrong.py").write_text(
         ternary.replace("lanes=lanes, records=records))", "lanes=1, records=records))")
     )
+    (tmp_path / "grid.toml").write_text('run = "train"\n[axes]\nseed = [1]\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NEARSTEP_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -268,6 +275,7 @@ def test_json_is_a_flag_everywhere_and_prints_json_alone(files: Path) -> None:
         "platform show": "axdimm",
         "rtl": "fp32_add",
         "storage check": None,
+        "sweep": "grid.toml --backend threading",
     }
     assert set(words) == set(takes)
     printed = 0
@@ -277,7 +285,7 @@ def test_json_is_a_flag_everywhere_and_prints_json_alone(files: Path) -> None:
             assert done.exit_code == 0, done.output
             assert json.loads(done.stdout), name
             printed += 1
-    assert printed == 10
+    assert printed == 11
 
 
 @pytest.mark.parametrize("name", ["COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"])

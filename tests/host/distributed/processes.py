@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from nearstep.torch.distributed.rendezvous import register
@@ -17,19 +19,24 @@ Gone = processes.Gone
 
 
 def on_processes(
-    count: int, function: Callable[..., Any], *args: Any, backend: str = "coarse"
+    count: int,
+    function: Callable[..., Any],
+    *args: Any,
+    backend: str = "coarse",
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Any]:
-    """What a function returns in each process."""
+    """What a function returns in each process, with these environment variables."""
     return processes.on_processes(
         count,
         function,
         *args,
-        backend=partial(_registered, backend),
+        backend=partial(_registered, backend, dict(variables)),
         preloaded=PRELOADED,
         timeout_s=TIMEOUT_S,
     )
 
 
-def _registered(backend: str) -> str:
+def _registered(backend: str, variables: Mapping[str, str]) -> str:
+    os.environ |= variables
     register()
     return backend

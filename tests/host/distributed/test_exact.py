@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -112,9 +111,9 @@ def refusals() -> None:
     assert (ones == 2).all()
 
 
-def test_mixed_formats_and_too_many_addends_are_refused(monkeypatch) -> None:
-    monkeypatch.setitem(os.environ, "NEARSTEP_COARSE_EXACT", "1")
-    assert on_processes(2, refusals) == [None, None]
+def test_mixed_formats_and_too_many_addends_are_refused() -> None:
+    exact = {"NEARSTEP_COARSE_EXACT": "1"}
+    assert on_processes(2, refusals, variables=exact) == [None, None]
 
 
 def test_devices_are_exact_only_if_they_are_asked_for() -> None:
