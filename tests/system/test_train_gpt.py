@@ -338,7 +338,7 @@ def test_what_was_cut_off_before_its_first_generation_is_begun_anew(
     if where == "host":
         options += ["--drives", str(folder)]
 
-    def kill(*_):
+    def kill(*_, **__):
         raise SystemExit(137)
 
     with monkeypatch.context() as patch:  # nobody tidies up after a process that was killed
