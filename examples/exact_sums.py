@@ -125,7 +125,7 @@ def main(
     rng = np.random.default_rng(1)
     scale = np.exp2(rng.integers(-12, 13, (ADDENDS, elements)))
     drawn = (rng.standard_normal((ADDENDS, elements)) * scale).astype(np.float32)
-    drawn[1] = -drawn[0]  # they cancel, and leave what other orders lose
+    drawn[1] = -drawn[0]  # the two cancel; other orders of the sum lose small addends
     for wire in ("bf16", "fp16", "fp32"):
         for op in ("sum", "average"):
             divisor = ADDENDS if op == "average" else 1

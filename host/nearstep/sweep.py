@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -221,8 +222,12 @@ def _dask(jobs: int) -> AbstractContextManager[Any]:
 
 def inputs(function: str, point: Arguments) -> dict[str, Any]:
     """All that the result of a point depends on."""
-    version = importlib.metadata.version("nearstep")
-    return {"function": function, "arguments": dict(point), "nearstep": version}
+    return {"function": function, "arguments": dict(point), "nearstep": _version()}
+
+
+@cache
+def _version() -> str:
+    return importlib.metadata.version("nearstep")
 
 
 def key(function: str, point: Arguments) -> str:
@@ -255,9 +260,10 @@ def _load(function: str) -> Callable[..., Any]:
     module, _, name = function.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):
+    except (ImportError, AttributeError, ValueError) as error:
         known = ", ".join(FUNCTIONS)
-        raise ArgumentError(f"run must be {known} or module:name, not {function!r}") from None
+        reason = f"run must be {known} or module:name, not {function!r}: {error}"
+        raise ArgumentError(reason) from None
     if not callable(found):
         raise ArgumentError(f"run must be a function, not {function!r}")
     return found  # type: ignore[no-any-return]

@@ -118,6 +118,8 @@ def test_points_that_fail_are_named_and_the_others_are_kept(tmp_path: Path) -> N
     code, output = run(tmp_path / "grid.toml", "--folder", tmp_path, "--backend", "threading")
     assert code == 1, output
     assert "two is refused" in output
+    rows = [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")]
+    assert rows == ["1", "3"]  # results of the others
 
 
 def test_a_file_of_other_inputs_is_refused(tmp_path: Path) -> None:

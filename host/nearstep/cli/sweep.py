@@ -14,7 +14,7 @@ from rich.progress import Progress
 from nearstep.cli.files import check_outputs
 from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of
 from nearstep.errors import ArgumentError
-from nearstep.sweep import BACKENDS, Sweep
+from nearstep.sweep import BACKENDS, Sweep, SweepError
 
 Rows = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 
@@ -34,7 +34,7 @@ def command(
         Path | None, typer.Option("--output", "-o", help="Write the table as CSV.")
     ] = None,
     image: Annotated[
-        Path | None, typer.Option("--picture", "-p", help="Plot the first two of --only.")
+        Path | None, typer.Option("--picture", "-p", help="Plot the first number of --only.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -51,6 +51,7 @@ def command(
         screen = Console(stderr=True)
         with Progress(console=screen, transient=True, disable=not screen.is_terminal) as shown:
             task = shown.add_task(f"{len(sweep.points)} points", total=len(sweep.points))
+            failed = None
             try:
                 sweep.run(
                     place,
@@ -58,8 +59,9 @@ def command(
                     jobs=jobs,
                     report=lambda done: shown.update(task, completed=done),
                 )
-            finally:
-                found = sweep.results(place)
+            except SweepError as error:  # raised after the results of the others are printed
+                failed = error
+        found = sweep.results(place)
         if as_json:
             print_json([{**point, **result} for point, result in found])
         names = _names(found, only)
@@ -72,6 +74,8 @@ def command(
                 csv.writer(stream).writerows([[*sweep.axes, *names], *rows])
         if image is not None:
             _plot(found, sweep.axes, names, image)
+        if failed is not None:
+            raise failed
 
 
 def _names(found: Rows, only: str | None) -> list[str]:

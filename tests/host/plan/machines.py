@@ -4,6 +4,7 @@ import random
 
 from nearstep.plan.iteration import Roles
 from nearstep.plan.pieces import Layer
+from nearstep.plan.ranks import NETWORK
 from nearstep_spec.platform.machine import Dimm, Drive, Figure, Link, Platform, Processor
 
 
@@ -33,6 +34,72 @@ def machine(link: float = 8e9, drive: float = 2e9, channel: float = 1e12) -> Pla
             "ddr": Link(ends=("cpu", "dimm"), bytes_per_s=figure(link), duplex="half"),
             "nvme": Link(ends=("cpu", "ssd"), bytes_per_s=figure(drive), duplex="half"),
         },
+    )
+
+
+def star(gpus: int, drives: int = 0, seed: int | None = None) -> Platform:
+    """GPUs, a processor and drives at a switch; links of 1 GB/s, or random ones."""
+    rng = random.Random(seed)
+
+    def rate() -> float:
+        return 1e9 if seed is None else rng.randint(1, 20) * 1e8
+
+    parts = [*(f"gpu{i}" for i in range(gpus)), "cpu", *(f"ssd{i}" for i in range(drives))]
+    return Platform(
+        name="star",
+        title="a star",
+        processors={name: Processor(title=name[:3]) for name in parts[: gpus + 1]},
+        drives={
+            name: Drive(
+                title="a drive",
+                capacity_bytes=figure(1e9),
+                read_bytes_per_s=figure(rate()),
+                write_bytes_per_s=figure(rate()),
+                duplex="half",
+            )
+            for name in parts[gpus + 1 :]
+        },
+        switches=("switch", NETWORK),
+        links={
+            f"l{i}": Link(
+                ends=(part, "switch"),
+                bytes_per_s=figure(rate()),
+                duplex="full" if seed is None or rng.random() < 0.7 else "half",
+            )
+            for i, part in enumerate(parts)
+        }
+        | {"uplink": Link(ends=("switch", NETWORK), bytes_per_s=figure(rate()))},
+    )
+
+
+def copies(machine: Platform, count: int) -> Platform:
+    """Machines whose network is one part."""
+
+    def named(k: int, name: str) -> str:
+        return name if name == NETWORK else f"m{k}.{name}"
+
+    def all_of(table: str) -> dict[str, object]:
+        parts = getattr(machine, table).items()
+        return {named(k, name): part for k in range(count) for name, part in parts}
+
+    links = {
+        f"m{k}.{name}": Link(
+            ends=(named(k, link.ends[0]), named(k, link.ends[1])),
+            bytes_per_s=link.bytes_per_s,
+            back_bytes_per_s=link.back_bytes_per_s,
+            duplex=link.duplex,
+        )
+        for k in range(count)
+        for name, link in machine.links.items()
+    }
+    switches = {named(k, each) for k in range(count) for each in machine.switches}
+    return Platform(
+        name="cluster",
+        title="machines",
+        processors=all_of("processors"),  # type: ignore[arg-type]
+        drives=all_of("drives"),  # type: ignore[arg-type]
+        switches=tuple(sorted(switches)),
+        links=links,
     )
 
 

@@ -15,7 +15,7 @@ from nearstep.work.executor import execute
 from nearstep.work.operation import Transfer
 from nearstep_spec.platform.load import load
 
-from ..plan.test_ranks import copies
+from ..plan.machines import copies
 from .platforms import Flow, graph_of, lanes_of, random_flows, random_platform
 
 PROGRAM = Path(__file__).with_name("simgrid_flows.py")

@@ -121,8 +121,9 @@ class OpenStore:
             common = not chosen and (self._is_shared or self._options.resume == COMMON)
             self._is_agreed = True
             try:
-                told = self.ranks.exchange
-                number = resume.agree(store.generations, last, common=common, exchange=told)
+                number = resume.agree(
+                    store.generations, last, common=common, exchange=self.ranks.exchange
+                )
             except BaseException:
                 self.ranks.end()
                 raise
@@ -287,8 +288,9 @@ def has_step(drives: Drives, ranks: Ranks) -> bool:
     begun: a first commit that was cut off.
     """
     own = _made(drives)
-    told = list(ranks.exchange([own]).values())
-    made = [] if None in told else [each[0] for each in told]  # a silent rank is named later
+    found = list(ranks.exchange([own]).values())
+    # A rank that did not answer is named when the drives are opened.
+    made = [] if None in found else [each[0] for each in found]
     if None not in made or not all(each in (None, [0, 0]) for each in made):
         return True
     if not isinstance(drives, Store):

@@ -30,7 +30,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Vote(NamedTuple):
-    """What a rank says to all others.
+    """The state of a rank, sent to all others.
 
     Attributes
     ----------
@@ -98,31 +98,31 @@ class Ranks:
         own = {**same, "drives": _identities(options.drives), "life": secrets.token_hex(8)}
         is_gloo = dist.get_backend() == "gloo"
         ranks = cls("", dist.group.WORLD if is_gloo else dist.new_group(backend="gloo"))
-        told = ranks.exchange(own)
-        absent = [rank for rank, each in told.items() if not isinstance(each, dict)]
+        values = ranks.exchange(own)
+        absent = [rank for rank, each in values.items() if not isinstance(each, dict)]
         if absent:
             raise RanksFailedError("make the optimizer", f"ranks {absent} make another")
         for what in same:
-            if len({each[what] for each in told.values()}) > 1:
-                said = "; ".join(f"rank {rank}: {each[what]}" for rank, each in told.items())
+            if len({each[what] for each in values.values()}) > 1:
+                said = "; ".join(f"rank {rank}: {each[what]}" for rank, each in values.items())
                 raise RanksDisagreeError(what, said)
         users: dict[str, list[int]] = {}
         names: dict[str, str] = {}
-        for rank, each in told.items():
+        for rank, each in values.items():
             for identity, name in each["drives"].items():
                 names.setdefault(identity, name)
                 users.setdefault(identity, []).append(rank)
         for identity, found in users.items():
             if len(found) > 1:
                 raise SharedDriveError(names[identity], found)
-        ranks.life = told[0]["life"]
+        ranks.life = values[0]["life"]
         return ranks
 
     def exchange(self, own: Any) -> dict[int, Any]:
-        """Return what each rank says.
+        """Gather a value in JSON from each rank.
 
-        If parameters are shared, not through the default group's store, whose keys may be those of
-        processes that have ended, as when torchrun restarts them.
+        Shared parameters do not use the default group's store, whose keys may be those of processes
+        that have ended, as when torchrun restarts them.
 
         Raises
         ------
@@ -130,16 +130,16 @@ class Ranks:
         """
         if self._group is None:
             return resume.exchange(own)
-        told: list[Any] = [None] * dist.get_world_size(self._group)
+        values: list[Any] = [None] * dist.get_world_size(self._group)
         try:
-            dist.all_gather_object(told, own, group=self._group)
+            dist.all_gather_object(values, own, group=self._group)
         except RuntimeError as error:
             reason = f"the connection is lost: {error}"
             raise RanksFailedError("say what they have", reason) from error
-        return dict(enumerate(told))
+        return dict(enumerate(values))
 
     def failed(self) -> None:
-        """Say that this process cannot resume, in the place of `resume.agree`."""
+        """Send other ranks, in the place of `resume.agree`, that this process cannot resume."""
         self._is_open = False
         if self._group is None:
             resume.failed()

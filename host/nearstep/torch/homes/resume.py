@@ -253,8 +253,8 @@ def failed() -> None:
 
 
 def exchange(own: Any) -> dict[int, Any]:
-    """What each rank says, in JSON, through the store of the default group; None of one that says
-    nothing within `TIMEOUT_S`."""
+    """Gather a value in JSON from each rank through the store of the default group; None of a rank
+    that writes none within `TIMEOUT_S`."""
     if is_alone():
         return {0: own}
     store, call = _tell(own)
