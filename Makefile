@@ -44,7 +44,7 @@ test: $(READY)  ## fast tests, complete in breadth
 	@NEARSTEP_OPTIMISE=-O1 $(PYTEST) --durations=15 --durations-min=10 -m "not deep"
 
 test-all: $(SITE)  ## every test, deep ones and formal proofs included
-	@$(PYTEST)
+	@NEARSTEP_OPTIMISE=-O1 $(PYTEST)
 
 sim: $(READY)  ## all cocotb benches
 	@$(PYTEST) -m cocotb

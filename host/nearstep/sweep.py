@@ -15,6 +15,7 @@ import inspect
 import itertools
 import json
 import os
+import sys
 import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -188,7 +189,10 @@ class Sweep:
 
                     register_ray()
                 cluster = _dask(jobs) if backend == "dask" else nullcontext()
-                with cluster, joblib.parallel_config(backend, n_jobs=jobs):
+                options: dict[str, Any] = {}
+                if backend == "loky":  # it has processes of an earlier call, if initargs are equal
+                    options = {"initializer": _import_from, "initargs": (list(sys.path),)}
+                with cluster, joblib.parallel_config(backend, n_jobs=jobs, **options):
                     reasons = joblib.Parallel()(joblib.delayed(compute)(*call) for call in calls)
         failed = [(p, reason) for p, reason in zip(points, reasons, strict=True) if reason]
         if failed:
@@ -218,6 +222,10 @@ def _dask(jobs: int) -> AbstractContextManager[Any]:
     else:
         client = distributed.Client(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
     return client
+
+
+def _import_from(path: list[str]) -> None:
+    sys.path[:] = path
 
 
 def inputs(function: str, point: Arguments) -> dict[str, Any]:

@@ -99,8 +99,11 @@ def test_a_function_of_ones_own_runs_in_processes(tmp_path: Path, monkeypatch) -
     (tmp_path / "mine.py").write_text(
         "import os\ndef doubled(*, of):\n    return {'twice': 2 * of, 'process': os.getpid()}\n"
     )
+    import joblib
+
+    for _ in joblib.Parallel(2, "loky")(joblib.delayed(abs)(n) for n in range(4)):
+        pass  # its processes wait for another call, and cannot import `mine`
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     sweep = Sweep.read(grid(tmp_path, 'run = "mine:doubled"\n[axes]\nof = [1, 2, 3]\n'))
     sweep.run(tmp_path, backend="loky", jobs=2)
     found = sweep.results(tmp_path)
