@@ -23,13 +23,14 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amaranth.back import rtlil
 from rich.progress import track
 
 from nearstep_hw import verilog
@@ -38,6 +39,7 @@ from nearstep_spec.cache import cache_dir, yowasp_environment
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BLOCKS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "blocks.toml").read_text("utf-8"))
+RESULTS = HERE / "results.json"
 MUTANT = "NEARSTEP_MUTANT"
 SELECTOR = "mutant_selector"
 WIDTH = 16
@@ -77,10 +79,11 @@ class Mutant:
     def options(self) -> dict[str, str]:
         return dict(re.findall(r"-(\w+) (\S+)", self.command))
 
-    @property
-    def sources(self) -> list[str]:
-        """Lines of Python that made the cell."""
-        return re.findall(r"-src (\S+?:\d+)", self.command)
+    def summary(self) -> str:
+        """What is changed, and the last line of Python that made the cell."""
+        lines = re.findall(rf"-src {re.escape(str(ROOT))}/((?:hw|tests)\S+?:\d+)", self.command)
+        bit = "{module} {cell}.{port}[{portbit}] {mode}".format(**self.options)
+        return f"{(lines or ['-'])[-1]} {bit}"
 
 
 @dataclass
@@ -142,9 +145,9 @@ class Design:
         )
         script = (
             f"{READY}{mutant.command}\nhierarchy -top \\{mutant.module}\nflatten\nmemory_map\n"
-            f"async2sync\ndffunmap\nopt_clean\nexpose -evert-dff\nopt_clean\n{sides}"
+            f"async2sync\ndffunmap\nsimplemap\nopt -noff -full\nsplitnets\nexpose -evert-dff\nopt_clean\n{sides}"
             "miter -equiv -make_assert -flatten gold gate miter\nhierarchy -top miter\n"
-            f"opt -noff -full\nsat -timeout {SOLVER_S} -prove-asserts -verify miter\n"
+            f"opt -noff -full\nsat -timeout {SOLVER_S} -tempinduct -seq 1 -maxsteps 3 -prove-asserts -verify miter\n"
         )
         try:
             yosys(self.netlist, script)
@@ -229,9 +232,8 @@ class Campaign:
         return ("killed", last.read_text("utf-8")) if status else ("", "")
 
 
-def campaign(block: str, *, count: int, seed: int, folder: Path) -> list[Mutant]:
-    """Mutants of a block of `blocks.toml`, each with its outcome."""
-    table = BLOCKS[block]
+def campaign(table: Mapping[str, Any], *, count: int, seed: int, folder: Path) -> list[Mutant]:
+    """Mutants of a block, each with its outcome; `table` is one of `blocks.toml`."""
     shutil.rmtree(folder, ignore_errors=True)
     cache = folder / "cache"
     cache.mkdir(parents=True)
@@ -239,7 +241,7 @@ def campaign(block: str, *, count: int, seed: int, folder: Path) -> list[Mutant]
     os.environ["NEARSTEP_CACHE"] = str(cache)
     design = Design(table["modules"], count, seed, folder)
     with pytest.MonkeyPatch.context() as patch:
-        convert = verilog.rtlil.convert
+        convert = rtlil.convert
         with_lines = SimpleNamespace(
             convert=lambda *each, **options: convert(*each, **{**options, "emit_src": True})
         )
@@ -261,9 +263,10 @@ def main() -> int:
     parser.add_argument("block", choices=sorted(BLOCKS))
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--write", action="store_true", help=f"keep the numbers in {RESULTS.name}")
     given = parser.parse_args()
     folder = ROOT / "build" / "mutation" / given.block
-    mutants = campaign(given.block, count=given.count, seed=given.seed, folder=folder)
+    mutants = campaign(BLOCKS[given.block], count=given.count, seed=given.seed, folder=folder)
     if not mutants or not all(mutant.outcome for mutant in mutants):
         return 2
     counts, share = score(mutants)
@@ -273,8 +276,15 @@ def main() -> int:
     numbers = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
     print(f"{given.block}, seed {given.seed}: {len(mutants)} mutants, {numbers}: {share:.1%}")
     rows = [asdict(mutant) for mutant in mutants]
-    result = {"block": given.block, "seed": given.seed, "score": share, "mutants": rows}
-    (folder / "result.json").write_text(json.dumps(result, indent=1), "utf-8")
+    (folder / "result.json").write_text(json.dumps(rows, indent=1), "utf-8")
+    if given.write:
+        known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+        known[given.block] = {
+            "seed": given.seed,
+            **{outcome: counts[outcome] for outcome in OUTCOMES},
+            "survivors": [mutant.summary() for mutant in mutants if mutant.outcome == "survived"],
+        }
+        RESULTS.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n", "utf-8")
     return 0
 
 

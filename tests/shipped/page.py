@@ -1,5 +1,6 @@
 """docs/verification.md from shipped.toml: `python -m tests.shipped.page docs/verification.md`."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from nearstep_sim.area import FAMILIES
 from nearstep_sim.area_table import BRAM_KIB
 
+from ..mutation.__main__ import RESULTS
 from .rows import CELLS, SHIPPED, Block, Entry, Top, area_rows, functions, read
 
 HEAD = """\
@@ -109,6 +111,28 @@ def _blocks(blocks: list[Block]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+def _mutants() -> Iterator[str]:
+    """A line for each block whose mutants were counted."""
+    known = json.loads(RESULTS.read_text(encoding="utf-8"))
+    yield "## Mutants"
+    yield ""
+    yield (
+        "A mutant changes a bit of a cell of a block. *Killed*: a test of the block fails (or does "
+        "not end). *Equivalent*: a solver proves that outputs and next states of its module are "
+        "the same. *Measured* by `.venv/bin/python -m tests.mutation BLOCK --count N --seed S`, "
+        "with the tests of [`blocks.toml`](../tests/mutation/blocks.toml); survivors, and the "
+        "lines of Python that made them, are in [`results.json`](../tests/mutation/results.json)."
+    )
+    yield ""
+    yield "| block | seed | mutants | killed | equivalent | survived | killed of the others |"
+    yield f"|---|{'---:|' * 6}"
+    for block, row in known.items():
+        killed, survived = row["killed"] + row["hung"], row["survived"]
+        numbers = (row["seed"], killed + row["equivalent"] + survived, killed, row["equivalent"])
+        share = killed / (killed + survived)
+        yield f"| {block} | {' | '.join(map(str, numbers))} | {survived} | {share:.1%} |"
+
+
 def text(tops: list[Top], blocks: list[Block]) -> str:
     """The page."""
     lines = [HEAD.format(shipped=SHIPPED), *_overview(tops)]
@@ -117,7 +141,7 @@ def text(tops: list[Top], blocks: list[Block]) -> str:
         lines += ["| | |", "|---|---|", f"| configuration | {_command(top)} |"]
         lines += [f"| {TITLES[cell]} | {_cell(top, cell)} |" for cell in CELLS]
         lines.append("")
-    return "\n".join([*lines, *_blocks(blocks), ""])
+    return "\n".join([*lines, *_blocks(blocks), "", *_mutants(), ""])
 
 
 if __name__ == "__main__":

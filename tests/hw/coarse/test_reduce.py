@@ -39,7 +39,7 @@ def bench(alus):
     unit.close()
 
 
-def _run(bench, wire, operation, received, local, control, mode="free"):
+def _run(bench, wire, operation, received, local, control, mode="free", scale=SCALE):
     """Rows of what was sent, with `last`, and of what was written."""
     alus = local.shape[1]
     rows = np.zeros((len(control), 2 * alus + 1), np.uint32)
@@ -49,7 +49,7 @@ def _run(bench, wire, operation, received, local, control, mode="free"):
     inputs = {
         "i_operation": ReduceOp[operation.upper()],
         "i_wire": Wire[wire.upper()],
-        "i_scale": int(SCALE.view(np.uint32)),
+        "i_scale": int(scale.view(np.uint32)),
         "i_stop": 0,
         "i_clear": 0,
     }
@@ -128,3 +128,17 @@ def test_ties_and_their_neighbours_are_narrowed_to_even(bench, alus, wire) -> No
     )
     assert np.array_equal(sent[:, : alus // 2], _on_the_wire(values, wire, alus)[0])
     assert len(sent) == 3 * (1 << 16) // alus
+
+
+def test_scales_of_any_kind(bench, alus) -> None:
+    """The host writes the scale: a subnormal one, a product that becomes one, specials."""
+    print("seed 72")
+    beats = 500
+    received, local = operands(["received", "local"], beats * alus, 72).values()
+    control = np.full(beats, RECEIVE | LOCAL | FINAL | WRITE)
+    scales = np.array([3, 0x00400001, 0x00812345, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00001])
+    for scale in scales.astype(np.uint32).view(np.float32):
+        words = _words(received, alus), _words(local, alus)
+        _, written, _ = _run(bench, "fp32", "average", *words, control, scale=scale)
+        both = add32(received, local)
+        assert np.array_equal(written, _words(mul32(both, np.full_like(both, scale)), alus))
