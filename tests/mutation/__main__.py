@@ -49,6 +49,23 @@ REGISTER = f"""  reg [{WIDTH - 1}:0] {SELECTOR};
 """
 READY = "proc\nmemory_collect\n"
 SOLVER_S = 60
+EQUAL = """
+{ready}{mutant.command}
+hierarchy -top \\{mutant.module}
+flatten
+memory_map
+async2sync
+dffunmap
+simplemap
+opt -noff -full
+splitnets
+expose -evert-dff
+opt_clean
+{sides}miter -equiv -make_assert -flatten gold gate miter
+hierarchy -top miter
+opt -noff -full
+sat -timeout {seconds} -tempinduct -seq 1 -maxsteps 3 -prove-asserts -verify miter
+"""
 RAW = argparse.RawDescriptionHelpFormatter
 NETLIST = "netlist.il"
 CHOSEN = "mutants.ys"
@@ -143,12 +160,7 @@ class Design:
             f"cd {side}\nconnect -set {SELECTOR} {WIDTH}'d{number}\ncd ..\n"
             for side, number in (("gold", 0), ("gate", mutant.number))
         )
-        script = (
-            f"{READY}{mutant.command}\nhierarchy -top \\{mutant.module}\nflatten\nmemory_map\n"
-            f"async2sync\ndffunmap\nsimplemap\nopt -noff -full\nsplitnets\nexpose -evert-dff\nopt_clean\n{sides}"
-            "miter -equiv -make_assert -flatten gold gate miter\nhierarchy -top miter\n"
-            f"opt -noff -full\nsat -timeout {SOLVER_S} -tempinduct -seq 1 -maxsteps 3 -prove-asserts -verify miter\n"
-        )
+        script = EQUAL.format(ready=READY, mutant=mutant, sides=sides, seconds=SOLVER_S)
         try:
             yosys(self.netlist, script)
         except RuntimeError:  # it differs, was not decided in time, or has a register that is left
