@@ -7,6 +7,9 @@ RUN_ARGS ?=
 CHECK_ARGS ?=
 BOARD  ?= ulx3s_85f
 BOARD_ARGS ?=
+BLOCK  ?= link_layer
+COUNT  ?= 100
+SEED   ?= 1
 VENV   := .venv
 # As it was given, through the environment: neither make nor a shell reads the & ? $ * in it.
 override RUN_ARGS := $(value RUN_ARGS)
@@ -24,7 +27,7 @@ BOARDS := from nearstep_spec.boards.board import BOARDS; print(*BOARDS)
 PYTEST := NEARSTEP_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(shell expr $(JOBS) + 1) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-all wheel sim bench bench-check bitstream bitstream-all formal linux lint format docs site clean
+.PHONY: help setup run test test-all wheel sim bench bench-check bitstream bitstream-all formal mutate linux lint format docs site clean
 
 help:  ## show this text
 	@echo "usage: make TARGET"
@@ -54,6 +57,9 @@ wheel: $(READY)  ## a wheel under dist/ with compiled rules, for machines withou
 
 formal: $(READY)  ## formal proofs of FIFOs, movers, windows, registers
 	@$(PYTEST) -m formal
+
+mutate: $(READY)  ## mutants of a block of RTL, and which its tests notice (BLOCK=link_layer COUNT=100 SEED=1)
+	@NEARSTEP_THREADS=1 NEARSTEP_OPTIMISE=-O1 $(BIN)/python -m tests.mutation $(BLOCK) --count $(COUNT) --seed $(SEED)
 
 linux: $(READY)  ## Debian's kernel, below QEMU, trains on the card (RUN_ARGS="--device sim:smartssd?lanes=4")
 	@$(BIN)/python .ci/run_with_args.py -m nearstep_sim.linux.guest
