@@ -5,7 +5,7 @@ from itertools import pairwise
 from amaranth import Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.utils import exact_log2
+from amaranth.utils import bits_for, exact_log2
 
 from nearstep_spec.coarse.config import MAX_ADDENDS
 from nearstep_spec.fp import FpFormat
@@ -29,7 +29,7 @@ class FlagLayout(data.StructLayout):
 
 
 class ExactAccumulator(wiring.Component):
-    """Adds numbers of a format exactly, and rounds the sum to the format.
+    """Adds numbers of a format exactly, and rounds the sum, or its quotient, to the format.
 
     A finite number is a whole number of the least one. The sum is kept in words of `word_bits`,
     each with its own carries: an addend changes two words at most, and no carry moves on before the
@@ -38,7 +38,9 @@ class ExactAccumulator(wiring.Component):
     the one below it, and whether there is anything below those are kept.
 
     *Timing*: an addend a cycle. A sum of fewer addends than `words` + 1 waits for the one before. A
-    result follows `words` + 4 cycles after the last addend.
+    result follows `words` + 4 cycles after the last addend. A division takes a cycle more for each
+    `digits` of the `precision` + 1 to `precision` + 11 bits from the first one of the sum to the
+    last one of the quotient, and delays the sums behind it.
 
     *Numerics*: rounded once, to nearest even. The default NaN for a NaN, or infinities of both
     signs; -0 if all addends are -0, +0 for another sum of zero.
@@ -47,35 +49,47 @@ class ExactAccumulator(wiring.Component):
     ----------
     fmt : of addends and results.
     addends : most addends of a sum; a power of two.
-    word_bits : a power of two, more than the significand and its carry.
+    word_bits : a power of two, more than the significand and its carry, and with a division than
+        the bits of `addends` beside them.
+    digits : bits of a quotient in a cycle; 0: no division.
 
     Members
     -------
     i : addends; at most `addends` from one `last` to the next.
     o : sums.
+    i_divisor : with `digits` alone: from 1 to `addends`; held.
     i_clear : clears all state.
 
     Ref: Kulisch, Computer Arithmetic and Validity (2013), chapter 8.
     """
 
     def __init__(
-        self, fmt: FpFormat, *, addends: int = MAX_ADDENDS, word_bits: int = WORD_BITS
+        self,
+        fmt: FpFormat,
+        *,
+        addends: int = MAX_ADDENDS,
+        word_bits: int = WORD_BITS,
+        digits: int = 0,
     ) -> None:
         self.fmt = fmt
         self.addends = addends
         self.word_bits = word_bits
+        self.digits = digits
         self.carry_bits = exact_log2(addends)
         exact_log2(word_bits)
         # Finite numbers are below 2 ** (precision + exponents of normal numbers - 1).
         self.number_bits = fmt.precision + fmt.exponent_ones - 2
         self.words = -(-(self.number_bits + self.carry_bits) // word_bits)
-        if word_bits <= fmt.precision + 1:
-            raise ValueError(f"word_bits must be above {fmt.precision + 1}, not {word_bits}")
+        # A quotient may begin as many bits below the sum as the greatest divisor has zeros.
+        self.needed_bits = fmt.precision + 1 + (self.carry_bits if digits else 0)
+        if word_bits <= self.needed_bits:
+            raise ValueError(f"word_bits must be above {self.needed_bits}, not {word_bits}")
         super().__init__(
             {
                 "i": In(stream.Signature(AddendLayout(fmt))),
                 "o": Out(stream.Signature(fmt.width)),
                 "i_clear": In(1),
+                **({"i_divisor": In(bits_for(addends))} if digits else {}),
             }
         )
 
@@ -222,12 +236,16 @@ class ExactAccumulator(wiring.Component):
     ) -> None:
         """Shift the leading bit to the top, in one cycle, and round in the next one."""
         fmt, width = self.fmt, self.word_bits
-        kept_bits = width + fmt.precision + 1  # of the two words
+        kept_bits = width + self.needed_bits  # of the two words
         high, low, more, lead = chosen
         window = Signal(kept_bits)
         sticky = Signal()
         zeros = Signal(range(width))
+        shift = Signal(range(width))  # a number with fewer bits than a significand is no further
         m.d.comb += [
+            shift.eq(
+                Mux((lead == 0) & (zeros > width - fmt.precision), width - fmt.precision, zeros)
+            ),
             window.eq(Cat(low[width - (kept_bits - width) :], high)),
             sticky.eq(more | (low[: width - (kept_bits - width)] != 0)),
         ]
@@ -238,30 +256,26 @@ class ExactAccumulator(wiring.Component):
         for name, shape in (
             ("top", kept_bits),
             ("rest", 1),
-            ("small", fmt.precision),
-            ("is_small", 1),
             ("dropped", fmt.exponent + 1),
             ("sign", 1),
             ("zero", 1),
         ):
             stages.append(Signal(shape, name=f"norm_{name}"))
-        top, rest, small, is_small, dropped, sign, zero = stages
+        top, rest, dropped, sign, zero = stages
         flags = Signal(FlagLayout(), name="norm_flags")
         shifted = Signal()
         position = Signal(range((self.words + 1) * width))
-        advance = Signal()
+        advance, rounds = Signal(), Signal()
         m.d.comb += [
-            position.eq((lead << exact_log2(width)) + (width - 1) - zeros),
+            position.eq((lead << exact_log2(width)) + (width - 1) - shift),
             advance.eq(~self.o.valid | self.o.ready),
-            goes.eq(done & (~shifted | advance)),
+            goes.eq(done & (~shifted | rounds)),
         ]
         with m.If(goes):
             m.d.sync += [
                 shifted.eq(1),
-                top.eq(window << zeros),
+                top.eq(window << shift),
                 rest.eq(sticky),
-                small.eq(high),
-                is_small.eq(position < fmt.precision),
                 dropped.eq(
                     Mux(
                         position > fmt.precision - 1 + fmt.exponent_ones,
@@ -273,20 +287,28 @@ class ExactAccumulator(wiring.Component):
                 zero.eq(high == 0),
                 flags.eq(known),
             ]
-        with m.Elif(advance):
+        with m.Elif(rounds):
             m.d.sync += shifted.eq(0)
 
         kept = top[-fmt.precision :]
         guard, tail = top[-fmt.precision - 1], (top[: -fmt.precision - 1] != 0) | rest
+        ended: Value | int = 1
+        if self.digits:
+            divides, ended, unit, quotient, left = self._divide(m, top, zero, position, goes)
+            kept = Mux(divides, quotient[1:], kept)
+            guard = Mux(divides, quotient[0], guard)
+            tail = Mux(divides, (top != 0) | rest | left, tail)
+            dropped = Mux(divides, unit, dropped)
+        m.d.comb += rounds.eq(advance & ended)
         encoded = Signal(fmt.exponent + 1 + fmt.mantissa + 1)
         magnitude = Signal(fmt.width - 1)
         infinite = flags.plus | flags.minus
         m.d.comb += [
             encoded.eq((dropped << fmt.mantissa) + kept + (guard & (tail | kept[0]))),
-            magnitude.eq(Mux(is_small, small, Mux(encoded >= fmt.infinity, fmt.infinity, encoded))),
+            magnitude.eq(Mux(encoded >= fmt.infinity, fmt.infinity, encoded)),
         ]
         with m.If(advance):
-            m.d.sync += self.o.valid.eq(shifted)
+            m.d.sync += self.o.valid.eq(shifted & ended)
             with m.If(flags.nan | (flags.plus & flags.minus)):
                 m.d.sync += self.o.payload.eq(fmt.quiet_nan)
             with m.Elif(infinite):
@@ -295,3 +317,43 @@ class ExactAccumulator(wiring.Component):
                 m.d.sync += self.o.payload.eq(Mux(flags.other, 0, fmt.sign_bit))
             with m.Else():
                 m.d.sync += self.o.payload.eq(Cat(magnitude, sign))
+
+    def _divide(
+        self, m: Module, top: Signal, zero: Signal, position: Signal, goes: Signal
+    ) -> tuple[Value, Value, Value, Value, Value]:
+        """Divide `top`, which shifts out, until the quotient has a bit more than a significand or
+        less than the least number. Return whether it is divided, has ended, the place of the last
+        bit kept, the quotient with the bit below, and whether there is a remainder.
+        """
+        quotient = Signal(self.fmt.precision + 1)
+        rest = Signal.like(self.i_divisor, name="remainder")  # less than the divisor
+        unit = Signal(range((self.words + 1) * self.word_bits))  # of the last bit but one
+        divides, ended = Signal(), Signal()
+        m.d.comb += [
+            divides.eq(self.i_divisor != 1),
+            ended.eq(~divides | zero | quotient[-1] | (unit == 0)),
+        ]
+        now = top, quotient, rest, unit
+        for _ in range(self.digits):
+            dividend, found, over, place = now
+            grown = Cat(dividend[-1], over)
+            fits = grown >= self.i_divisor
+            after = (
+                dividend << 1,
+                Cat(fits, found[:-1]),
+                Mux(fits, grown - self.i_divisor, grown),
+                place - 1,
+            )
+            stays = found[-1] | (place == 0)
+            following = []
+            for old, new in zip(now, after, strict=True):
+                following.append(Signal.like(old))
+                m.d.comb += following[-1].eq(Mux(stays, old, new))
+            now = tuple(following)
+        with m.If(goes):
+            m.d.sync += [quotient.eq(0), rest.eq(0), unit.eq(position + 2)]
+        with m.Elif(~ended):
+            m.d.sync += [
+                old.eq(new) for old, new in zip((top, quotient, rest, unit), now, strict=True)
+            ]
+        return divides, ended, unit, quotient, rest != 0
