@@ -1,6 +1,6 @@
 """The accumulator of an exact sum: fixed point as wide as a format, rounded once."""
 
-from itertools import pairwise
+from itertools import zip_longest
 
 from amaranth import Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
@@ -33,12 +33,12 @@ class ExactAccumulator(wiring.Component):
 
     A finite number is a whole number of the least one. The sum is kept in words of `word_bits`,
     each with its own carries: an addend changes two words at most, and no carry moves on before the
-    last addend. Then carries are added word by word, from the lowest one on, to the sum, and to the
-    sum less one, whose complement is the magnitude of a negative sum. Of both, the leading word,
-    the one below it, and whether there is anything below those are kept.
+    last addend. Then carries are added word by word, from the lowest one on, `pace` words a cycle,
+    to the sum, and to the sum less one, whose complement is the magnitude of a negative sum. Of
+    both, the leading word, the one below it, and whether there is anything below those are kept.
 
-    *Timing*: an addend a cycle. A sum of fewer addends than `words` + 1 waits for the one before. A
-    result follows `words` + 4 cycles after the last addend. A division takes a cycle more for each
+    *Timing*: an addend a cycle. A sum of fewer addends than `turns` + 1 waits for the one before. A
+    result follows `turns` + 4 cycles after the last addend. A division takes a cycle more for each
     `digits` of the `precision` + 1 to `precision` + 11 bits from the first one of the sum to the
     last one of the quotient, and delays the sums behind it.
 
@@ -51,6 +51,7 @@ class ExactAccumulator(wiring.Component):
     addends : most addends of a sum; a power of two.
     word_bits : a power of two, more than the significand and its carry, and with a division than
         the bits of `addends` beside them.
+    pace : words that get their carries in a cycle, in `turns` cycles.
     digits : bits of a quotient in a cycle; 0: no division.
 
     Members
@@ -69,6 +70,7 @@ class ExactAccumulator(wiring.Component):
         *,
         addends: int = MAX_ADDENDS,
         word_bits: int = WORD_BITS,
+        pace: int = 1,
         digits: int = 0,
     ) -> None:
         self.fmt = fmt
@@ -80,6 +82,8 @@ class ExactAccumulator(wiring.Component):
         # Finite numbers are below 2 ** (precision + exponents of normal numbers - 1).
         self.number_bits = fmt.precision + fmt.exponent_ones - 2
         self.words = -(-(self.number_bits + self.carry_bits) // word_bits)
+        self.pace = min(pace, self.words)
+        self.turns = -(-self.words // self.pace)
         # A quotient may begin as many bits below the sum as the greatest divisor has zeros.
         self.needed_bits = fmt.precision + 1 + (self.carry_bits if digits else 0)
         if word_bits <= self.needed_bits:
@@ -96,7 +100,7 @@ class ExactAccumulator(wiring.Component):
     @property
     def latency(self) -> int:
         """Cycles from the last addend to the result."""
-        return self.words + 4
+        return self.turns + 4
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
@@ -173,47 +177,48 @@ class ExactAccumulator(wiring.Component):
         self, m: Module, totals: list[Signal], flags: data.View, ends: Signal, free: Signal
     ) -> None:
         """Add carries word by word; find the leading words of the sum, and round them."""
-        width, words = self.word_bits, self.words
+        width, pace, turns = self.word_bits, self.pace, self.turns
         state = [Signal(signed(len(total)), name=f"left{n}") for n, total in enumerate(totals)]
-        at = Signal(range(words + 1), init=words)  # the word that is added next; words: none
+        at = Signal(range(turns + 1), init=turns)  # the words that are added next; turns: none
         known = Signal(FlagLayout())
         done = Signal()  # all words were added, and the result waits for its rounding
         goes = Signal()
-        m.d.comb += free.eq((at == words) & (~done | goes))
+        m.d.comb += free.eq((at == turns) & (~done | goes))
         carries, leaders = [], []
         for name, first in (("sum", 0), ("less", -1)):
             carry = Signal(signed(self.carry_bits + 2), name=f"carry_{name}")
-            added = Signal(signed(width + self.carry_bits + 2), name=f"added_{name}")
-            now = Signal(width, name=f"now_{name}")
             before, low, high = (
                 Signal(width, name=f"{each}_{name}") for each in ("before", "low", "high")
             )
             below, more = Signal(name=f"below_{name}"), Signal(name=f"more_{name}")
-            lead = Signal(range(words + 1), name=f"lead_{name}")
-            m.d.comb += [
-                added.eq(state[0] + carry),
-                now.eq(~added[:width] if first else added[:width]),
-            ]
+            lead = Signal(range(turns * pace + 1), name=f"lead_{name}")
+            over, word, under = carry, before, below
+            for number in range(pace):
+                added = Signal(signed(width + self.carry_bits + 2), name=f"added{number}_{name}")
+                now = Signal(width, name=f"now{number}_{name}")
+                m.d.comb += [
+                    added.eq((state[number] if number < len(state) else 0) + over),
+                    now.eq(~added[:width] if first else added[:width]),
+                ]
+                with m.If((at != turns) & (now != 0)):
+                    m.d.sync += [high.eq(now), low.eq(word), more.eq(under)]
+                    m.d.sync += lead.eq(at * pace + number)
+                over, word, under = added >> width, now, under | (word != 0)
             with m.If(ends):
                 m.d.sync += [carry.eq(first), high.eq(0), low.eq(0), more.eq(0), lead.eq(0)]
                 m.d.sync += [before.eq(0), below.eq(0)]
-            with m.Elif(at != words):
-                m.d.sync += [
-                    carry.eq(added >> width),
-                    before.eq(now),
-                    below.eq(below | (before != 0)),
-                ]
-                with m.If(now != 0):
-                    m.d.sync += [high.eq(now), low.eq(before), more.eq(below), lead.eq(at)]
+            with m.Elif(at != turns):
+                m.d.sync += [carry.eq(over), before.eq(word), below.eq(under)]
             carries.append(carry)
             leaders.append((high, low, more, lead))
         with m.If(ends):
             m.d.sync += [at.eq(0), known.eq(flags)]
             m.d.sync += [left.eq(total) for left, total in zip(state, totals, strict=True)]
-        with m.Elif(at != words):
+        with m.Elif(at != turns):
             m.d.sync += at.eq(at + 1)
-            m.d.sync += [left.eq(after) for left, after in pairwise(state)]
-        with m.If(at == words - 1):
+            following = zip_longest(state, state[pace:], fillvalue=Const(0))
+            m.d.sync += [left.eq(after) for left, after in following]
+        with m.If(at == turns - 1):
             m.d.sync += done.eq(1)
         with m.Elif(goes):
             m.d.sync += done.eq(0)
@@ -264,7 +269,7 @@ class ExactAccumulator(wiring.Component):
         top, rest, dropped, sign, zero = stages
         flags = Signal(FlagLayout(), name="norm_flags")
         shifted = Signal()
-        position = Signal(range((self.words + 1) * width))
+        position = Signal(range((self.turns * self.pace + 1) * width))
         advance, rounds = Signal(), Signal()
         m.d.comb += [
             position.eq((lead << exact_log2(width)) + (width - 1) - shift),
@@ -327,7 +332,7 @@ class ExactAccumulator(wiring.Component):
         """
         quotient = Signal(self.fmt.precision + 1)
         rest = Signal.like(self.i_divisor, name="remainder")  # less than the divisor
-        unit = Signal(range((self.words + 1) * self.word_bits))  # of the last bit but one
+        unit = Signal.like(position)  # of the last bit but one
         divides, ended = Signal(), Signal()
         m.d.comb += [
             divides.eq(self.i_divisor != 1),

@@ -3,6 +3,7 @@
 from amaranth import Cat, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
+from amaranth.utils import bits_for
 
 from nearstep_hw.coarse import half
 from nearstep_hw.coarse.exact import ExactAccumulator
@@ -10,11 +11,12 @@ from nearstep_hw.coarse.wire import Wire
 from nearstep_hw.fp.pipeline import Pipeline
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.gearbox import PieceLayout
-from nearstep_spec.coarse.config import CoarseConfig
+from nearstep_spec.coarse.config import MAX_ADDENDS, CoarseConfig
 from nearstep_spec.fp import BF16, FP16, FP32
 
 _FORMATS = {"fp32": FP32, "fp16": FP16, "bf16": BF16}
 _FATE_DEPTH = 8
+_PACE, _DIGITS = 2, 2  # a sum of four devices takes as many cycles as it has addends
 
 IN_FLIGHT = _FATE_DEPTH + 1 + half.DEPTH
 """Most beats of sums in `OwnerSums`: a FIFO with its output, and a pipeline."""
@@ -39,7 +41,7 @@ class SumLayout(data.StructLayout):
 
 
 class OwnerSums(wiring.Component):
-    """Adds the addends of `alus` elements exactly, and outputs sums, rounded once.
+    """Adds the addends of `alus` elements exactly, and outputs sums, or quotients, rounded once.
 
     *Timing*: as of `ExactAccumulator`; then `half.DEPTH` cycles. Stalls while a destination of a
     beat of sums is not ready.
@@ -47,7 +49,7 @@ class OwnerSums(wiring.Component):
     Members
     -------
     i : addends, one after another for each element.
-    i_wire : of the job; held.
+    i_wire, i_divisor : of the job; held.
     send : sums for the wire; elements of 16 bits in the lower half.
     write : sums for memory.
     o_summed : pulse: a beat of sums has been output.
@@ -61,6 +63,7 @@ class OwnerSums(wiring.Component):
             {
                 "i": In(stream.Signature(SumLayout(width))),
                 "i_wire": In(Wire),
+                "i_divisor": In(bits_for(MAX_ADDENDS)),
                 "send": Out(stream.Signature(PieceLayout(width))),
                 "write": Out(stream.Signature(width)),
                 "o_summed": Out(1),
@@ -81,13 +84,16 @@ class OwnerSums(wiring.Component):
             fmt = _FORMATS[name]
             chosen = Signal(name=f"is_{name}")
             m.d.comb += chosen.eq(self.i_wire == Wire[name.upper()])
-            lanes = [ExactAccumulator(fmt) for _ in range(self.config.alus)]
+            lanes = [
+                ExactAccumulator(fmt, pace=_PACE, digits=_DIGITS) for _ in range(self.config.alus)
+            ]
             for lane, unit in enumerate(lanes):
                 m.submodules[f"{name}_{lane}"] = unit
                 m.d.comb += [
                     unit.i.valid.eq(takes & chosen),
                     unit.i.payload.value.eq(beat.data.word_select(lane, fmt.width)),
                     unit.i.payload.last.eq(beat.closes),
+                    unit.i_divisor.eq(self.i_divisor),
                     unit.o.ready.eq(gives & chosen),
                 ]
                 short = pipe.source(unit.o.payload, 0, f"sum_{name}_{lane}")

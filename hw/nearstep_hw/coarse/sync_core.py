@@ -234,7 +234,11 @@ class SyncCore(wiring.Component):
         if self.config.exact:
             m.submodules.sums = sums = OwnerSums(self.config)
             wiring.connect(m, reduce.sums, sums.i)
-            m.d.comb += [sums.i_wire.eq(job.wire), sequencer.i_summed.eq(sums.o_summed)]
+            m.d.comb += [
+                sums.i_wire.eq(job.wire),
+                sums.i_divisor.eq(job.divisor),
+                sequencer.i_summed.eq(sums.o_summed),
+            ]
             self._either(m, reduce.write, sums.write, write.data)
         return reduce
 

@@ -23,7 +23,7 @@ def wire(request):
 
 @pytest.fixture(scope="module")
 def bench(wire):
-    unit = StreamBench(ExactAccumulator(FORMATS[wire], digits=2), name="exact", key=wire)
+    unit = StreamBench(ExactAccumulator(FORMATS[wire], pace=2, digits=2), name="exact", key=wire)
     yield unit
     unit.close()
 
@@ -86,17 +86,17 @@ def test_sums_have_the_bits_of_the_golden_model(bench, wire, mode, divisor) -> N
     assert not wrong.size, (wrong[0], data[wrong[0]][: counts[wrong[0]]], hex(found[wrong[0]]))
 
 
-def test_a_sum_takes_a_cycle_for_each_addend_and_each_word(bench, wire) -> None:
-    unit = ExactAccumulator(FORMATS[wire])
-    assert unit.words == {"fp16": 1, "bf16": 5, "fp32": 5}[wire]
+def test_a_sum_takes_a_cycle_for_each_addend_and_each_turn(bench, wire) -> None:
+    unit = ExactAccumulator(FORMATS[wire], pace=2)
+    assert (unit.words, unit.turns) == ((1, 1) if wire == "fp16" else (5, 3))
     checks = 0
-    for addends in (1, 2, unit.words + 1, 40):
+    for addends in (1, 2, unit.turns + 1, 40):
         rows = np.zeros((50 * addends, 2 if wire == "fp32" else 1), np.uint32)
         rows[addends - 1 :: addends, -1] = 1 if wire == "fp32" else 1 << 16
         run = bench.run(
             {"i": rows}, {"i_clear": 0, "i_divisor": 1}, space=50, stalls=STALLS["free"], seed=1
         )
-        period = max(addends, unit.words + 1)
+        period = max(addends, unit.turns + 1)
         assert run.last["o"] - run.first["o"] == 49 * period
         assert run.first["o"] - run.first["i"] == addends - 1 + unit.latency
         checks += 1
