@@ -38,9 +38,10 @@ class ExactAccumulator(wiring.Component):
     both, the leading word, the one below it, and whether there is anything below those are kept.
 
     *Timing*: an addend a cycle. A sum of fewer addends than `turns` + 1 waits for the one before. A
-    result follows `turns` + 4 cycles after the last addend. A division takes a cycle more for each
-    `digits` of the `precision` + 1 to `precision` + 11 bits from the first one of the sum to the
-    last one of the quotient, and delays the sums behind it.
+    result follows `turns` + 4 cycles after the last addend. A division, unless it is that of a
+    normal number by a power of two, takes a cycle more for each `digits` of the `precision` + 1 to
+    `precision` + 11 bits from the first one of the sum to the last one of the quotient, and delays
+    the sums behind it.
 
     *Numerics*: rounded once, to nearest even. The default NaN for a NaN, or infinities of both
     signs; -0 if all addends are -0, +0 for another sum of zero.
@@ -281,13 +282,7 @@ class ExactAccumulator(wiring.Component):
                 shifted.eq(1),
                 top.eq(window << shift),
                 rest.eq(sticky),
-                dropped.eq(
-                    Mux(
-                        position > fmt.precision - 1 + fmt.exponent_ones,
-                        fmt.exponent_ones,
-                        position - (fmt.precision - 1),
-                    )
-                ),
+                dropped.eq(position - (fmt.precision - 1)),
                 sign.eq(negative),
                 zero.eq(high == 0),
                 flags.eq(known),
@@ -299,11 +294,13 @@ class ExactAccumulator(wiring.Component):
         guard, tail = top[-fmt.precision - 1], (top[: -fmt.precision - 1] != 0) | rest
         ended: Value | int = 1
         if self.digits:
-            divides, ended, unit, quotient, left = self._divide(m, top, zero, position, goes)
+            divides, ended, unit, quotient, left = self._divide(
+                m, top, zero, dropped, position, goes
+            )
             kept = Mux(divides, quotient[1:], kept)
             guard = Mux(divides, quotient[0], guard)
             tail = Mux(divides, (top != 0) | rest | left, tail)
-            dropped = Mux(divides, unit, dropped)
+            dropped = unit
         m.d.comb += rounds.eq(advance & ended)
         encoded = Signal(fmt.exponent + 1 + fmt.mantissa + 1)
         magnitude = Signal(fmt.width - 1)
@@ -324,18 +321,30 @@ class ExactAccumulator(wiring.Component):
                 m.d.sync += self.o.payload.eq(Cat(magnitude, sign))
 
     def _divide(
-        self, m: Module, top: Signal, zero: Signal, position: Signal, goes: Signal
+        self,
+        m: Module,
+        top: Signal,
+        zero: Signal,
+        dropped: Signal,
+        position: Signal,
+        goes: Signal,
     ) -> tuple[Value, Value, Value, Value, Value]:
         """Divide `top`, which shifts out, until the quotient has a bit more than a significand or
-        less than the least number. Return whether it is divided, has ended, the place of the last
-        bit kept, the quotient with the bit below, and whether there is a remainder.
+        less than the least number; a power of two changes the exponent of a normal number. Return
+        whether it is divided, has ended, the place of the last bit kept, the quotient with the bit
+        below, and whether there is a remainder.
         """
         quotient = Signal(self.fmt.precision + 1)
         rest = Signal.like(self.i_divisor, name="remainder")  # less than the divisor
         unit = Signal.like(position)  # of the last bit but one
-        divides, ended = Signal(), Signal()
+        divides, ended, binary = Signal(), Signal(), Signal()
+        log = Signal(range(self.carry_bits + 1))  # of a power of two
+        for bit in range(self.carry_bits + 1):
+            with m.If(self.i_divisor[bit]):
+                m.d.comb += log.eq(bit)
         m.d.comb += [
-            divides.eq(self.i_divisor != 1),
+            binary.eq((self.i_divisor & (self.i_divisor - 1)) == 0),
+            divides.eq(~binary | (dropped < log)),
             ended.eq(~divides | zero | quotient[-1] | (unit == 0)),
         ]
         now = top, quotient, rest, unit
@@ -361,4 +370,4 @@ class ExactAccumulator(wiring.Component):
             m.d.sync += [
                 old.eq(new) for old, new in zip((top, quotient, rest, unit), now, strict=True)
             ]
-        return divides, ended, unit, quotient, rest != 0
+        return divides, ended, Mux(divides, unit, dropped - log), quotient, rest != 0
