@@ -79,11 +79,13 @@ class NoOverflow(Component):
                 m.d.comb += Assert((word + part < limit) & (word - part >= -limit))
         for name in ("sum", "less"):
             carry = inside[f"carry_{name}"]
-            total = inside["left0"] + carry
-            m.d.comb += [
-                Assert((carry <= allowed) & (carry >= -allowed)),
-                Assert((total <= allowed << width) & (total >= -(allowed << width))),
-            ]
+            for number in range(unit.pace):
+                total = inside[f"left{number}"] + carry
+                m.d.comb += [
+                    Assert((carry <= allowed) & (carry >= -allowed)),
+                    Assert((total <= allowed << width) & (total >= -(allowed << width))),
+                ]
+                carry = total >> width
         if self.whole:
             largest = (1 << unit.number_bits) - 1
             sums = sum((word << (number * width) for number, word in enumerate(words)), 0)
@@ -100,15 +102,21 @@ class NoOverflow(Component):
     ("fmt", "whole", "shape"),
     [
         (TINY, True, {"addends": 4, "word_bits": 8}),
+        pytest.param(TINY, True, {"addends": 4, "word_bits": 8, "pace": 2}, marks=pytest.mark.deep),
         pytest.param(FP16, True, {}, marks=pytest.mark.deep),
         pytest.param(BF16, False, {}, marks=pytest.mark.deep),
         pytest.param(FP32, False, {}, marks=pytest.mark.deep),
     ],
-    ids=["tiny", "fp16", "bf16", "fp32"],
+    ids=["tiny", "two_words", "fp16", "bf16", "fp32"],
 )
 def test_no_word_overflows(fmt: FpFormat, whole: bool, shape: dict[str, int]) -> None:
     allowed = shape.get("addends", MAX_ADDENDS)
-    proof = prove(NoOverflow(fmt, allowed, whole=whole, **shape), f"exact_{fmt.name}", "prove", 2)
+    proof = prove(
+        NoOverflow(fmt, allowed, whole=whole, **shape),
+        f"exact_{fmt.name}_{shape.get('pace', 1)}",
+        "prove",
+        2,
+    )
     assert proof.statements > 8
 
 

@@ -256,6 +256,7 @@ def test_a_run_that_fails_is_named() -> None:
         "step --steps 1 --largest 65536",
         "smartssd --count 10000",
         "coarse --largest 1",
+        "coarse_exact --kib 16",
         "overflow --count 8 --elements 65536 --steps 1 --times 2",
         "storage --megabytes 8 --rounds 1",
         "cards --elements 1048576 --subgroup 65536 --steps 2 --paced-elements 1048576",

@@ -20,7 +20,7 @@ from nearstep_hw.csr.signature import CsrSignature
 from nearstep_hw.rule.rtl import FunctionalUnit
 from nearstep_hw.updater.kernel_core import KernelCore
 from nearstep_hw.updater.unit_row import UnitMaker, connect_units, outside_ports
-from nearstep_spec.coarse.config import BEAT_BYTES, PORTS, CoarseConfig, ConfigError
+from nearstep_spec.coarse.config import BEAT_BYTES, PORTS, CoarseConfig
 from nearstep_spec.coarse.registers import (
     LINK_COUNTERS,
     SYNC_COUNTERS,
@@ -67,16 +67,10 @@ class MemoryDevice(wiring.Component):
         kernel has ended.
     fu : the functional units, if there is an update kernel and they are outside.
 
-    Raises
-    ------
-    ConfigError : the configuration has exact sums.
-
     Ref: COARSE paper, section IV-A and figure 11.
     """
 
     def __init__(self, config: CoarseConfig, *, unit: UnitMaker | None = FunctionalUnit) -> None:
-        if config.exact:
-            raise ConfigError(f"exact must be none of a memory device, not {config.exact!r}")
         self.config = config
         self.unit = unit
         self.kernel = (
@@ -125,7 +119,12 @@ class MemoryDevice(wiring.Component):
         m.submodules.links = links = LinkLayer(config)
         cores = [SyncCore(config) for _ in groups]
         queues = [
-            JobQueue(address_width=config.address_width, depth=config.queue_jobs) for _ in groups
+            JobQueue(
+                address_width=config.address_width,
+                depth=config.queue_jobs,
+                exact=bool(config.exact),
+            )
+            for _ in groups
         ]
         for group in groups:
             m.submodules[f"core{group}"] = cores[group]
@@ -194,6 +193,11 @@ class MemoryDevice(wiring.Component):
             counters.i_cycles.eq(core.o_busy & ~faults.o_failed),
             counters.i_beats.eq(core.o_beat),
         ]
+        if self.config.exact:
+            m.d.comb += [
+                job.count.eq(bank.o_addends_count),
+                job.divisor.eq(bank.o_addends_divisor),
+            ]
         fault = faults.i_core[group]
         with m.If(core.o_error_valid):
             m.d.comb += [

@@ -3,6 +3,7 @@
 from amaranth.lib import data
 from amaranth.utils import bits_for
 
+from nearstep_hw.coarse.wire import MEMBER_BITS
 from nearstep_spec.coarse.config import BEAT_ELEMENTS, ELEMENT_BITS, CoarseConfig
 from nearstep_spec.updater.config import ELEMENT_BYTES
 
@@ -28,6 +29,8 @@ class StepLayout(data.StructLayout):
     final : after this step the values of all devices are combined.
     tail : the last beat of the tensor is in the entry.
     end : the last step of the job.
+    list, addends : with exact sums alone. The step makes a list longer: so many addends of each
+        beat are received, and sent before the device's own one; in the final step all are added.
     """
 
     def __init__(self, config: CoarseConfig) -> None:
@@ -44,6 +47,7 @@ class StepLayout(data.StructLayout):
                 "final": 1,
                 "tail": 1,
                 "end": 1,
+                **({"list": 1, "addends": MEMBER_BITS} if config.exact else {}),
             }
         )
 
@@ -73,3 +77,10 @@ def path_beats(config: CoarseConfig) -> int:
     ALUs, with which a step that only sends overlaps one that receives.
     """
     return max(2, config.entry_bytes // (ELEMENT_BYTES * config.alus))
+
+
+def most_members(config: CoarseConfig, chunks: int) -> int:
+    """Return the most members of a ring in which batches of `chunks` of an exact sum fit into the
+    buffers between two cores, with the description of a job.
+    """
+    return (2 * config.buffer_entries - 2) // chunks + 1

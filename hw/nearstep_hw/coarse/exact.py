@@ -1,11 +1,11 @@
 """The accumulator of an exact sum: fixed point as wide as a format, rounded once."""
 
-from itertools import pairwise
+from itertools import zip_longest
 
 from amaranth import Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal, Value, signed
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
-from amaranth.utils import exact_log2
+from amaranth.utils import bits_for, exact_log2
 
 from nearstep_spec.coarse.config import MAX_ADDENDS
 from nearstep_spec.fp import FpFormat
@@ -29,16 +29,19 @@ class FlagLayout(data.StructLayout):
 
 
 class ExactAccumulator(wiring.Component):
-    """Adds numbers of a format exactly, and rounds the sum to the format.
+    """Adds numbers of a format exactly, and rounds the sum, or its quotient, to the format.
 
     A finite number is a whole number of the least one. The sum is kept in words of `word_bits`,
     each with its own carries: an addend changes two words at most, and no carry moves on before the
-    last addend. Then carries are added word by word, from the lowest one on, to the sum, and to the
-    sum less one, whose complement is the magnitude of a negative sum. Of both, the leading word,
-    the one below it, and whether there is anything below those are kept.
+    last addend. Then carries are added word by word, from the lowest one on, `pace` words a cycle,
+    to the sum, and to the sum less one, whose complement is the magnitude of a negative sum. Of
+    both, the leading word, the one below it, and whether there is anything below those are kept.
 
-    *Timing*: an addend a cycle. A sum of fewer addends than `words` + 1 waits for the one before. A
-    result follows `words` + 4 cycles after the last addend.
+    *Timing*: an addend a cycle. A sum of fewer addends than `turns` + 1 waits for the one before. A
+    result follows `turns` + 4 cycles after the last addend. A division, unless it is that of a
+    normal number by a power of two, takes a cycle more for each `digits` of the `precision` + 1 to
+    `precision` + 11 bits from the first one of the sum to the last one of the quotient, and delays
+    the sums behind it.
 
     *Numerics*: rounded once, to nearest even. The default NaN for a NaN, or infinities of both
     signs; -0 if all addends are -0, +0 for another sum of zero.
@@ -47,42 +50,58 @@ class ExactAccumulator(wiring.Component):
     ----------
     fmt : of addends and results.
     addends : most addends of a sum; a power of two.
-    word_bits : a power of two, more than the significand and its carry.
+    word_bits : a power of two, more than the significand and its carry, and with a division than
+        the bits of `addends` beside them.
+    pace : words that get their carries in a cycle, in `turns` cycles.
+    digits : bits of a quotient in a cycle; 0: no division.
 
     Members
     -------
     i : addends; at most `addends` from one `last` to the next.
     o : sums.
+    i_divisor : with `digits` alone: from 1 to `addends`; held.
     i_clear : clears all state.
 
     Ref: Kulisch, Computer Arithmetic and Validity (2013), chapter 8.
     """
 
     def __init__(
-        self, fmt: FpFormat, *, addends: int = MAX_ADDENDS, word_bits: int = WORD_BITS
+        self,
+        fmt: FpFormat,
+        *,
+        addends: int = MAX_ADDENDS,
+        word_bits: int = WORD_BITS,
+        pace: int = 1,
+        digits: int = 0,
     ) -> None:
         self.fmt = fmt
         self.addends = addends
         self.word_bits = word_bits
+        self.digits = digits
         self.carry_bits = exact_log2(addends)
         exact_log2(word_bits)
         # Finite numbers are below 2 ** (precision + exponents of normal numbers - 1).
         self.number_bits = fmt.precision + fmt.exponent_ones - 2
         self.words = -(-(self.number_bits + self.carry_bits) // word_bits)
-        if word_bits <= fmt.precision + 1:
-            raise ValueError(f"word_bits must be above {fmt.precision + 1}, not {word_bits}")
+        self.pace = min(pace, self.words)
+        self.turns = -(-self.words // self.pace)
+        # A quotient may begin as many bits below the sum as the greatest divisor has zeros.
+        self.needed_bits = fmt.precision + 1 + (self.carry_bits if digits else 0)
+        if word_bits <= self.needed_bits:
+            raise ValueError(f"word_bits must be above {self.needed_bits}, not {word_bits}")
         super().__init__(
             {
                 "i": In(stream.Signature(AddendLayout(fmt))),
                 "o": Out(stream.Signature(fmt.width)),
                 "i_clear": In(1),
+                **({"i_divisor": In(bits_for(addends))} if digits else {}),
             }
         )
 
     @property
     def latency(self) -> int:
         """Cycles from the last addend to the result."""
-        return self.words + 4
+        return self.turns + 4
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
@@ -159,47 +178,48 @@ class ExactAccumulator(wiring.Component):
         self, m: Module, totals: list[Signal], flags: data.View, ends: Signal, free: Signal
     ) -> None:
         """Add carries word by word; find the leading words of the sum, and round them."""
-        width, words = self.word_bits, self.words
+        width, pace, turns = self.word_bits, self.pace, self.turns
         state = [Signal(signed(len(total)), name=f"left{n}") for n, total in enumerate(totals)]
-        at = Signal(range(words + 1), init=words)  # the word that is added next; words: none
+        at = Signal(range(turns + 1), init=turns)  # the words that are added next; turns: none
         known = Signal(FlagLayout())
         done = Signal()  # all words were added, and the result waits for its rounding
         goes = Signal()
-        m.d.comb += free.eq((at == words) & (~done | goes))
+        m.d.comb += free.eq((at == turns) & (~done | goes))
         carries, leaders = [], []
         for name, first in (("sum", 0), ("less", -1)):
             carry = Signal(signed(self.carry_bits + 2), name=f"carry_{name}")
-            added = Signal(signed(width + self.carry_bits + 2), name=f"added_{name}")
-            now = Signal(width, name=f"now_{name}")
             before, low, high = (
                 Signal(width, name=f"{each}_{name}") for each in ("before", "low", "high")
             )
             below, more = Signal(name=f"below_{name}"), Signal(name=f"more_{name}")
-            lead = Signal(range(words + 1), name=f"lead_{name}")
-            m.d.comb += [
-                added.eq(state[0] + carry),
-                now.eq(~added[:width] if first else added[:width]),
-            ]
+            lead = Signal(range(turns * pace + 1), name=f"lead_{name}")
+            over, word, under = carry, before, below
+            for number in range(pace):
+                added = Signal(signed(width + self.carry_bits + 2), name=f"added{number}_{name}")
+                now = Signal(width, name=f"now{number}_{name}")
+                m.d.comb += [
+                    added.eq((state[number] if number < len(state) else 0) + over),
+                    now.eq(~added[:width] if first else added[:width]),
+                ]
+                with m.If((at != turns) & (now != 0)):
+                    m.d.sync += [high.eq(now), low.eq(word), more.eq(under)]
+                    m.d.sync += lead.eq(at * pace + number)
+                over, word, under = added >> width, now, under | (word != 0)
             with m.If(ends):
                 m.d.sync += [carry.eq(first), high.eq(0), low.eq(0), more.eq(0), lead.eq(0)]
                 m.d.sync += [before.eq(0), below.eq(0)]
-            with m.Elif(at != words):
-                m.d.sync += [
-                    carry.eq(added >> width),
-                    before.eq(now),
-                    below.eq(below | (before != 0)),
-                ]
-                with m.If(now != 0):
-                    m.d.sync += [high.eq(now), low.eq(before), more.eq(below), lead.eq(at)]
+            with m.Elif(at != turns):
+                m.d.sync += [carry.eq(over), before.eq(word), below.eq(under)]
             carries.append(carry)
             leaders.append((high, low, more, lead))
         with m.If(ends):
             m.d.sync += [at.eq(0), known.eq(flags)]
             m.d.sync += [left.eq(total) for left, total in zip(state, totals, strict=True)]
-        with m.Elif(at != words):
+        with m.Elif(at != turns):
             m.d.sync += at.eq(at + 1)
-            m.d.sync += [left.eq(after) for left, after in pairwise(state)]
-        with m.If(at == words - 1):
+            following = zip_longest(state, state[pace:], fillvalue=Const(0))
+            m.d.sync += [left.eq(after) for left, after in following]
+        with m.If(at == turns - 1):
             m.d.sync += done.eq(1)
         with m.Elif(goes):
             m.d.sync += done.eq(0)
@@ -222,12 +242,16 @@ class ExactAccumulator(wiring.Component):
     ) -> None:
         """Shift the leading bit to the top, in one cycle, and round in the next one."""
         fmt, width = self.fmt, self.word_bits
-        kept_bits = width + fmt.precision + 1  # of the two words
+        kept_bits = width + self.needed_bits  # of the two words
         high, low, more, lead = chosen
         window = Signal(kept_bits)
         sticky = Signal()
         zeros = Signal(range(width))
+        shift = Signal(range(width))  # a number with fewer bits than a significand is no further
         m.d.comb += [
+            shift.eq(
+                Mux((lead == 0) & (zeros > width - fmt.precision), width - fmt.precision, zeros)
+            ),
             window.eq(Cat(low[width - (kept_bits - width) :], high)),
             sticky.eq(more | (low[: width - (kept_bits - width)] != 0)),
         ]
@@ -238,55 +262,55 @@ class ExactAccumulator(wiring.Component):
         for name, shape in (
             ("top", kept_bits),
             ("rest", 1),
-            ("small", fmt.precision),
-            ("is_small", 1),
             ("dropped", fmt.exponent + 1),
             ("sign", 1),
             ("zero", 1),
         ):
             stages.append(Signal(shape, name=f"norm_{name}"))
-        top, rest, small, is_small, dropped, sign, zero = stages
+        top, rest, dropped, sign, zero = stages
         flags = Signal(FlagLayout(), name="norm_flags")
         shifted = Signal()
-        position = Signal(range((self.words + 1) * width))
-        advance = Signal()
+        position = Signal(range((self.turns * self.pace + 1) * width))
+        advance, rounds = Signal(), Signal()
         m.d.comb += [
-            position.eq((lead << exact_log2(width)) + (width - 1) - zeros),
+            position.eq((lead << exact_log2(width)) + (width - 1) - shift),
             advance.eq(~self.o.valid | self.o.ready),
-            goes.eq(done & (~shifted | advance)),
+            goes.eq(done & (~shifted | rounds)),
         ]
         with m.If(goes):
             m.d.sync += [
                 shifted.eq(1),
-                top.eq(window << zeros),
+                top.eq(window << shift),
                 rest.eq(sticky),
-                small.eq(high),
-                is_small.eq(position < fmt.precision),
-                dropped.eq(
-                    Mux(
-                        position > fmt.precision - 1 + fmt.exponent_ones,
-                        fmt.exponent_ones,
-                        position - (fmt.precision - 1),
-                    )
-                ),
+                dropped.eq(position - (fmt.precision - 1)),
                 sign.eq(negative),
                 zero.eq(high == 0),
                 flags.eq(known),
             ]
-        with m.Elif(advance):
+        with m.Elif(rounds):
             m.d.sync += shifted.eq(0)
 
         kept = top[-fmt.precision :]
         guard, tail = top[-fmt.precision - 1], (top[: -fmt.precision - 1] != 0) | rest
+        ended: Value | int = 1
+        if self.digits:
+            divides, ended, unit, quotient, left = self._divide(
+                m, top, zero, dropped, position, goes
+            )
+            kept = Mux(divides, quotient[1:], kept)
+            guard = Mux(divides, quotient[0], guard)
+            tail = Mux(divides, (top != 0) | rest | left, tail)
+            dropped = unit
+        m.d.comb += rounds.eq(advance & ended)
         encoded = Signal(fmt.exponent + 1 + fmt.mantissa + 1)
         magnitude = Signal(fmt.width - 1)
         infinite = flags.plus | flags.minus
         m.d.comb += [
             encoded.eq((dropped << fmt.mantissa) + kept + (guard & (tail | kept[0]))),
-            magnitude.eq(Mux(is_small, small, Mux(encoded >= fmt.infinity, fmt.infinity, encoded))),
+            magnitude.eq(Mux(encoded >= fmt.infinity, fmt.infinity, encoded)),
         ]
         with m.If(advance):
-            m.d.sync += self.o.valid.eq(shifted)
+            m.d.sync += self.o.valid.eq(shifted & ended)
             with m.If(flags.nan | (flags.plus & flags.minus)):
                 m.d.sync += self.o.payload.eq(fmt.quiet_nan)
             with m.Elif(infinite):
@@ -295,3 +319,55 @@ class ExactAccumulator(wiring.Component):
                 m.d.sync += self.o.payload.eq(Mux(flags.other, 0, fmt.sign_bit))
             with m.Else():
                 m.d.sync += self.o.payload.eq(Cat(magnitude, sign))
+
+    def _divide(
+        self,
+        m: Module,
+        top: Signal,
+        zero: Signal,
+        dropped: Signal,
+        position: Signal,
+        goes: Signal,
+    ) -> tuple[Value, Value, Value, Value, Value]:
+        """Divide `top`, which shifts out, until the quotient has a bit more than a significand or
+        less than the least number; a power of two changes the exponent of a normal number. Return
+        whether it is divided, has ended, the place of the last bit kept, the quotient with the bit
+        below, and whether there is a remainder.
+        """
+        quotient = Signal(self.fmt.precision + 1)
+        rest = Signal.like(self.i_divisor, name="remainder")  # less than the divisor
+        unit = Signal.like(position)  # of the last bit but one
+        divides, ended, binary = Signal(), Signal(), Signal()
+        log = Signal(range(self.carry_bits + 1))  # of a power of two
+        for bit in range(self.carry_bits + 1):
+            with m.If(self.i_divisor[bit]):
+                m.d.comb += log.eq(bit)
+        m.d.comb += [
+            binary.eq((self.i_divisor & (self.i_divisor - 1)) == 0),
+            divides.eq(~binary | (dropped < log)),
+            ended.eq(~divides | zero | quotient[-1] | (unit == 0)),
+        ]
+        now = top, quotient, rest, unit
+        for _ in range(self.digits):
+            dividend, found, over, place = now
+            grown = Cat(dividend[-1], over)
+            fits = grown >= self.i_divisor
+            after = (
+                dividend << 1,
+                Cat(fits, found[:-1]),
+                Mux(fits, grown - self.i_divisor, grown),
+                place - 1,
+            )
+            stays = found[-1] | (place == 0)
+            following = []
+            for old, new in zip(now, after, strict=True):
+                following.append(Signal.like(old))
+                m.d.comb += following[-1].eq(Mux(stays, old, new))
+            now = tuple(following)
+        with m.If(goes):
+            m.d.sync += [quotient.eq(0), rest.eq(0), unit.eq(position + 2)]
+        with m.Elif(~ended):
+            m.d.sync += [
+                old.eq(new) for old, new in zip((top, quotient, rest, unit), now, strict=True)
+            ]
+        return divides, ended, Mux(divides, unit, dropped - log), quotient, rest != 0

@@ -13,7 +13,7 @@ from nearstep_spec.codec import entries
 if TYPE_CHECKING:
     from amaranth.lib import wiring
 
-AROUND_THE_CORE = ("groups", "buffer_entries", "queue_jobs", "snapshot_pages", "exact", "rules")
+AROUND_THE_CORE = ("groups", "buffer_entries", "queue_jobs", "snapshot_pages", "rules")
 """Options of a device that do not shape its sync cores."""
 
 
@@ -45,7 +45,6 @@ GENERATORS = {
         summary="COARSE memory device: sync cores, links, snapshot, update kernel, window",
         config=CoarseConfig,
         build=_device,
-        uses=tuple(each.name for each in entries(CoarseConfig) if each.name != "exact"),
         modules=_device_units,
         maps=device_maps,
     ),

@@ -5,11 +5,13 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
+from nearstep_hw.coarse.entry import most_members
 from nearstep_hw.coarse.wire import MEMBER_BITS, JobLayout, Operation, Wire
 from nearstep_spec.coarse.config import (
     BEAT_BYTES,
     BEAT_ELEMENTS,
     ELEMENT_BITS,
+    MAX_ADDENDS,
     WIRE_FORMATS,
     CoarseConfig,
 )
@@ -19,8 +21,11 @@ from nearstep_spec.coarse.registers import ErrorCause, Stream
 class JobCheck(wiring.Component):
     """Checks a job before it reads or writes memory.
 
-    In this order: unknown operation, wire format or ring; unaligned addresses;
+    In this order: unknown operation, wire format, ring or exact sum; unaligned addresses;
     ranges outside the window; overlapping ranges. A tensor occupies whole beats.
+
+    An exact sum has one array of each device, and a ring of which the lists of a chunk fit into the
+    buffers between two cores.
 
     *Timing*: `o_done` `latency` cycles after `i_start`; the results hold.
 
@@ -45,7 +50,7 @@ class JobCheck(wiring.Component):
         super().__init__(
             {
                 "i_start": In(1),
-                "i_job": In(JobLayout(address_width=width)),
+                "i_job": In(JobLayout(address_width=width, exact=bool(config.exact))),
                 "i_members": In(MEMBER_BITS),
                 "i_position": In(MEMBER_BITS),
                 "i_window_base": In(width + 1),
@@ -76,14 +81,23 @@ class JobCheck(wiring.Component):
         formats = [Wire[name.upper()] for name in WIRE_FORMATS if name in self.config.wire_formats]
         known = Cat(job.wire == wire for wire in formats).any()
         operation = Cat(job.operation == each for each in Operation).any()
+        unknown = ~known | ~operation
+        if self.config.exact:
+            most = most_members(self.config, 1)
+            exact = Cat(job.wire == Wire[name.upper()] for name in self.config.exact).any()
+            unknown |= (job.divisor != 0) & (
+                ~exact
+                | (job.operation != Operation.SUM)
+                | (job.count != 1)
+                | (job.divisor > MAX_ADDENDS)
+                | (self.i_members > most)
+            )
         m.d.sync += [
             turns.eq(Cat(self.i_start, turns)),
             nbytes.eq(up << shift),
             *(end.eq(start + nbytes) for start, end in zip(starts, ends, strict=True)),
             overlap.eq((job.source < ends[1]) & (job.destination < ends[0])),
-            unsupported.eq(
-                ~known | ~operation | (self.i_members < 2) | (self.i_position >= self.i_members)
-            ),
+            unsupported.eq(unknown | (self.i_members < 2) | (self.i_position >= self.i_members)),
             unaligned.eq(Cat(start[:shift].any() for start in starts)),
             outside.eq(
                 Cat(

@@ -16,6 +16,7 @@ class JobQueue(wiring.Component):
     ----------
     address_width : bits of a byte address.
     depth : capacity in jobs, a power of two.
+    exact : cores have exact sums.
 
     Members
     -------
@@ -27,9 +28,9 @@ class JobQueue(wiring.Component):
     i_clear : clears all state.
     """
 
-    def __init__(self, *, address_width: int, depth: int) -> None:
+    def __init__(self, *, address_width: int, depth: int, exact: bool = False) -> None:
         self.depth = depth
-        self.layout = JobLayout(address_width=address_width)
+        self.layout = JobLayout(address_width=address_width, exact=exact)
         super().__init__(
             {
                 "i_push": In(1),

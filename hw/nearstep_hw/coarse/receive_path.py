@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.coarse.entry import path_beats
 from nearstep_hw.coarse.phits import ReceiveBeats
-from nearstep_hw.coarse.wire import DESCRIPTION, EntryPhit
+from nearstep_hw.coarse.wire import DescriptionLayout, EntryPhit
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_spec.coarse.config import CoarseConfig
 
@@ -38,7 +38,7 @@ class ReceivePath(wiring.Component):
             {
                 "i": In(stream.Signature(EntryPhit)),
                 "i_compare": In(1),
-                "i_description": In(DESCRIPTION),
+                "i_description": In(DescriptionLayout(exact=bool(config.exact))),
                 "i_halves": In(1),
                 "i_restart": In(1),
                 "i_stop": In(1),

@@ -5,6 +5,7 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.coarse import half
+from nearstep_hw.coarse.sums import SumLayout
 from nearstep_hw.coarse.wire import Operation, Wire
 from nearstep_hw.fp import add, mul
 from nearstep_hw.fp.pipeline import Pipeline, Staged
@@ -14,11 +15,20 @@ from nearstep_spec.fp import BF16, FP16, FP32
 
 _HALVES = {"fp16": FP16, "bf16": BF16}
 
-ReduceControl = data.StructLayout(
-    {"receive": 1, "local": 1, "final": 1, "send": 1, "write": 1, "last": 1, "end": 1}
-)
-"""Control of a beat: its sources, whether the values of all devices are combined, its destinations,
-whether it ends an entry, and whether it ends the job."""
+
+class ControlLayout(data.StructLayout):
+    """Control of a beat: its sources, whether the values of all devices are combined, its
+    destinations, whether it ends an entry, and whether it ends the job.
+
+    With exact sums, also whether it is of addends, whether they are the last ones, and whether
+    their sums are written.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        names = ("receive", "local", "final", "send", "write", "last", "end")
+        super().__init__(
+            dict.fromkeys((*names, *(("sum", "closes", "stored") if exact else ())), 1)
+        )
 
 
 class ReduceLayout(data.StructLayout):
@@ -27,6 +37,7 @@ class ReduceLayout(data.StructLayout):
     Parameters
     ----------
     alus : elements of a beat.
+    exact : the core has exact sums.
 
     Members
     -------
@@ -35,8 +46,9 @@ class ReduceLayout(data.StructLayout):
     control : operations.
     """
 
-    def __init__(self, alus: int) -> None:
-        super().__init__({"received": 32 * alus, "local": 32 * alus, "control": ReduceControl})
+    def __init__(self, alus: int, *, exact: bool = False) -> None:
+        control = ControlLayout(exact=exact)
+        super().__init__({"received": 32 * alus, "local": 32 * alus, "control": control})
 
 
 class Reduce(wiring.Component):
@@ -57,6 +69,7 @@ class Reduce(wiring.Component):
     i_stop : deasserts `i.ready`.
     send : beats for the wire; elements of 16 bits in the lower half.
     write : beats for memory.
+    sums : with exact sums alone: addends, in the wire format.
     o_end : the beat that ends the job has been output.
     o_wait_send, o_wait_write : the pipeline stalls on this output.
     i_clear : clears all state.
@@ -71,10 +84,11 @@ class Reduce(wiring.Component):
     def __init__(self, config: CoarseConfig) -> None:
         self.config = config
         self.formats = {name: _HALVES[name] for name in config.wire_formats if name in _HALVES}
+        self.control_layout = ControlLayout(exact=bool(config.exact))
         width = 32 * config.alus
         super().__init__(
             {
-                "i": In(stream.Signature(ReduceLayout(config.alus))),
+                "i": In(stream.Signature(ReduceLayout(config.alus, exact=bool(config.exact)))),
                 "i_operation": In(Operation),
                 "i_wire": In(Wire),
                 "i_scale": In(32),
@@ -85,6 +99,7 @@ class Reduce(wiring.Component):
                 "o_wait_send": Out(1),
                 "o_wait_write": Out(1),
                 "i_clear": In(1),
+                **({"sums": Out(stream.Signature(SumLayout(width)))} if config.exact else {}),
             }
         )
 
@@ -95,14 +110,17 @@ class Reduce(wiring.Component):
         beat = self.i.payload
         valid = pipe.valid(self.i.valid & self.i.ready, self.latency)
         control = pipe.source(beat.control, 0, "control")
-        done = Signal(ReduceControl)
+        done = Signal(self.control_layout)
         halves = Signal()
         sent, written = Signal(), Signal()  # by one output, not yet by both
+        free = ~self.o_wait_send & ~self.o_wait_write
+        if self.config.exact:
+            free &= ~self.sums.valid | self.sums.ready
 
         m.d.comb += [
             done.eq(pipe.at(control, self.latency)),
             halves.eq(self.i_wire != Wire.FP32),
-            advance.eq(~self.o_wait_send & ~self.o_wait_write),
+            advance.eq(free),
             self.i.ready.eq(advance & ~self.i_stop),
             self.send.valid.eq(valid & done.send & ~sent),
             self.send.payload.last.eq(done.last),
@@ -115,6 +133,14 @@ class Reduce(wiring.Component):
             sent.eq(~advance & (sent | (self.send.valid & self.send.ready))),
             written.eq(~advance & (written | (self.write.valid & self.write.ready))),
         ]
+        if self.config.exact:
+            m.d.comb += [
+                self.sums.valid.eq(valid & done.sum),
+                self.sums.payload.data.eq(self.send.payload.data),
+                self.sums.payload.closes.eq(done.closes),
+                self.sums.payload.write.eq(done.stored),
+                self.sums.payload.last.eq(done.last),
+            ]
         both, adds = Signal(), Signal()
         early = self._flags(m, pipe, control, self._WIDE)
         late = self._flags(m, pipe, control, self._ADDED)
@@ -141,7 +167,7 @@ class Reduce(wiring.Component):
         return ResetInserter(self.i_clear)(m)
 
     def _flags(self, m: Module, pipe: Pipeline, control: Staged, stage: int) -> data.View:
-        flags = Signal(ReduceControl, name=f"flags_{stage}")
+        flags = Signal(self.control_layout, name=f"flags_{stage}")
         m.d.comb += flags.eq(pipe.at(control, stage))
         return flags
 

@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from nearstep_hw.coarse.entry import path_beats
 from nearstep_hw.coarse.phits import SendPhits
-from nearstep_hw.coarse.wire import DESCRIPTION, EntryPhit
+from nearstep_hw.coarse.wire import DescriptionLayout, EntryPhit
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_hw.stream.gearbox import PieceLayout
 from nearstep_spec.coarse.config import CoarseConfig
@@ -37,7 +37,7 @@ class SendPath(wiring.Component):
             {
                 "i": In(stream.Signature(PieceLayout(32 * config.alus))),
                 "i_describe": In(1),
-                "i_description": In(DESCRIPTION),
+                "i_description": In(DescriptionLayout(exact=bool(config.exact))),
                 "i_halves": In(1),
                 "o": Out(stream.Signature(EntryPhit)),
                 "o_described": Out(1),

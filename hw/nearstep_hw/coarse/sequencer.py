@@ -1,17 +1,35 @@
 """Joins the operands of the ALUs, beat by beat, in the order of the steps."""
 
-from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
+from typing import NamedTuple
+
+from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.coarse.entry import StepLayout
-from nearstep_hw.coarse.reduce import ReduceLayout
+from nearstep_hw.coarse.reduce import Reduce, ReduceLayout
+from nearstep_hw.coarse.sums import IN_FLIGHT
+from nearstep_hw.coarse.wire import MEMBER_BITS
 from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
+
+
+class Turn(NamedTuple):
+    """Control of a beat of the ALUs, as of `ControlLayout`."""
+
+    receive: Value
+    local: Value
+    send: Value
+    write: Value
+    final: Value
+    last: Value
 
 
 class StepSequencer(wiring.Component):
     """Joins received and local values of each step; local values beyond the tensor are zero.
+
+    In an exact sum a beat of a list has a turn for each received addend, then one for the local
+    one, and steps other than final ones wait until all sums have left the core.
 
     *Timing*: combinational; a beat a cycle, without a gap between steps.
 
@@ -21,6 +39,7 @@ class StepSequencer(wiring.Component):
     received, local : beats of the steps that need them.
     o : beats for the ALUs.
     writes : steps that write, each in the cycle of its first beat.
+    i_summed : with exact sums alone: a beat of sums has left the core.
     o_stall_local, o_stall_receive, o_stall_write : the sequencer stalls on this stream.
     i_clear : clears all state.
     """
@@ -33,12 +52,13 @@ class StepSequencer(wiring.Component):
                 "i": In(stream.Signature(StepLayout(config))),
                 "received": In(stream.Signature(width)),
                 "local": In(stream.Signature(width)),
-                "o": Out(stream.Signature(ReduceLayout(config.alus))),
+                "o": Out(stream.Signature(ReduceLayout(config.alus, exact=bool(config.exact)))),
                 "writes": Out(stream.Signature(StepLayout(config))),
                 "o_stall_local": Out(1),
                 "o_stall_receive": Out(1),
                 "o_stall_write": Out(1),
                 "i_clear": In(1),
+                **({"i_summed": In(1)} if config.exact else {}),
             }
         )
 
@@ -53,37 +73,82 @@ class StepSequencer(wiring.Component):
         lacks_local = Signal()
         lacks_received = Signal()
         fires = Signal()
+        starts, offers = step.write & (beat == 0), self.i.valid
+        passes, done = fires, fires & last  # to the next beat, and step
+        turn = Turn(step.receive, step.local, step.send, step.write, step.final, last)
+        if self.config.exact:
+            turn, begins, ends, waits = self._turns(m, fires, last, exists)
+            starts, offers = starts & begins, offers & ~waits
+            passes, done = passes & ends, done & ends
 
         m.d.comb += [
             exists.eq((beat >> shift) < step.beats),
             last.eq(beat + 1 == step.wire_beats << shift),
-            announces.eq(step.write & (beat == 0) & (step.beats != 0)),
-            lacks_local.eq(step.local & exists & ~self.local.valid),
-            lacks_received.eq(step.receive & ~self.received.valid),
+            announces.eq(starts & (step.beats != 0)),
+            lacks_local.eq(turn.local & exists & ~self.local.valid),
+            lacks_received.eq(turn.receive & ~self.received.valid),
             self.o.valid.eq(
-                self.i.valid & ~lacks_local & ~lacks_received & (~announces | self.writes.ready)
+                offers & ~lacks_local & ~lacks_received & (~announces | self.writes.ready)
             ),
             fires.eq(self.o.valid & self.o.ready),
             self.o.payload.received.eq(self.received.payload),
             self.o.payload.local.eq(Mux(exists, self.local.payload, 0)),
-            control.receive.eq(step.receive),
-            control.local.eq(step.local),
-            control.final.eq(step.final),
-            control.send.eq(step.send),
-            control.write.eq(step.write & exists),
-            control.last.eq(last),
+            control.receive.eq(turn.receive),
+            control.local.eq(turn.local),
+            control.final.eq(turn.final),
+            control.send.eq(turn.send),
+            control.write.eq(turn.write & exists),
+            control.last.eq(turn.last),
             control.end.eq(last & step.end),
-            self.received.ready.eq(fires & step.receive),
-            self.local.ready.eq(fires & step.local & exists),
+            self.received.ready.eq(fires & turn.receive),
+            self.local.ready.eq(fires & turn.local & exists),
             self.writes.valid.eq(fires & announces),
             self.writes.payload.eq(step),
-            self.i.ready.eq(fires & last),
+            self.i.ready.eq(done),
             self.o_stall_local.eq(self.i.valid & lacks_local),
             self.o_stall_receive.eq(self.i.valid & lacks_received & ~lacks_local),
             self.o_stall_write.eq(
                 self.i.valid & announces & ~self.writes.ready & ~lacks_local & ~lacks_received
             ),
         ]
-        with m.If(fires):
+        with m.If(passes):
             m.d.sync += beat.eq(Mux(last, 0, beat + 1))
         return ResetInserter(self.i_clear)(m)
+
+    def _turns(
+        self, m: Module, fires: Signal, last: Signal, exists: Signal
+    ) -> tuple[Turn, Value, Value, Value]:
+        """Return the turn of a beat, and whether it is the first one, the last one, or waits."""
+        step, control = self.i.payload, self.o.payload.control
+        turn = Signal(MEMBER_BITS)
+        place = Signal(len(step.wire_beats) + exact_log2(BEAT_ELEMENTS // self.config.alus))
+        left = Signal(range(IN_FLIGHT + Reduce.latency + 1))  # beats of sums in the core
+        own, ends, fills, sums, waits = (
+            Signal(name=n) for n in ("own", "ends", "fills", "sums", "waits")
+        )
+        m.d.comb += [
+            own.eq(turn == step.addends),
+            ends.eq(~step.list | own),
+            fills.eq(place + 1 == step.wire_beats << len(place) - len(step.wire_beats)),
+            sums.eq(step.list & step.final),
+            waits.eq(~sums & (left != 0)),
+            control.sum.eq(sums),
+            control.closes.eq(own),
+            control.stored.eq(step.write & exists),
+        ]
+        with m.If(fires & step.list):
+            m.d.sync += [turn.eq(Mux(own, 0, turn + 1)), place.eq(Mux(fills, 0, place + 1))]
+        m.d.sync += left.eq(left + (fires & sums & own) - self.i_summed)
+        return (
+            Turn(
+                receive=step.receive & ~(step.list & own),
+                local=step.local & ends,
+                send=step.send & ~sums,
+                write=step.write & ~sums,
+                final=step.final & ~sums,
+                last=Mux(step.list & ~sums, fills, last),
+            ),
+            turn == 0,
+            ends,
+            waits,
+        )

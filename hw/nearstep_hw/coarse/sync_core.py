@@ -1,6 +1,6 @@
 """A sync core: all-reduces tensors of the local DRAM with the other devices of its ring."""
 
-from amaranth import Elaboratable, Module, ResetInserter, Signal
+from amaranth import Cat, Const, Elaboratable, Module, Mux, ResetInserter, Signal
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -11,15 +11,22 @@ from nearstep_hw.axi.signature import (
     connect_channels,
 )
 from nearstep_hw.coarse.cut import TensorCut
-from nearstep_hw.coarse.entry import StepLayout
+from nearstep_hw.coarse.entry import StepLayout, most_members
 from nearstep_hw.coarse.job_check import JobCheck
 from nearstep_hw.coarse.local_load import LocalLoad
 from nearstep_hw.coarse.receive_path import ReceivePath
 from nearstep_hw.coarse.reduce import Reduce
 from nearstep_hw.coarse.send_path import SendPath
 from nearstep_hw.coarse.sequencer import StepSequencer
+from nearstep_hw.coarse.sums import OwnerSums
 from nearstep_hw.coarse.walker import EntryWalker
-from nearstep_hw.coarse.wire import DESCRIPTION, MEMBER_BITS, EntryPhit, JobLayout, Wire
+from nearstep_hw.coarse.wire import (
+    MEMBER_BITS,
+    DescriptionLayout,
+    EntryPhit,
+    JobLayout,
+    Wire,
+)
 from nearstep_hw.coarse.write_back import WriteBack
 from nearstep_hw.stream.fifo import StreamFifo
 from nearstep_spec.coarse.config import BEAT_BYTES, BEAT_ELEMENTS, CoarseConfig
@@ -36,6 +43,9 @@ class SyncCore(wiring.Component):
     see `EntryWalker` for the order. FIFOs of an entry before and after the ALUs overlap steps that
     only read or only write with the links. After an error or `i_halt` no job or burst starts until
     `i_clear`. The source is never written.
+
+    In an exact sum, a job with a divisor, lists of addends go to the owner of their part, which
+    adds them in `OwnerSums`; a batch has as many chunks as fit into the buffers between two cores.
 
     *Timing*: a beat of the ALUs or a phit on each link a cycle, whichever takes longer. A job's
     first entry is sent 60 cycles and the latency of the memory after the job was accepted; 31 of
@@ -68,7 +78,7 @@ class SyncCore(wiring.Component):
 
     def __init__(self, config: CoarseConfig) -> None:
         self.config = config
-        self.job_layout = JobLayout(address_width=config.address_width)
+        self.job_layout = JobLayout(address_width=config.address_width, exact=bool(config.exact))
         axi = {
             "address_width": config.address_width,
             "data_width": 8 * BEAT_BYTES,
@@ -182,6 +192,7 @@ class SyncCore(wiring.Component):
             cut.i_members.eq(self.i_members),
             cut.i_wire.eq(job.wire),
         ]
+        batch = self._batch(m, job) if self.config.exact else None
         for each in (ahead, walker):
             m.d.comb += [
                 each.i_start.eq(cut.o_done & ~stop),
@@ -193,6 +204,8 @@ class SyncCore(wiring.Component):
                 each.i_tail_beats.eq(cut.o_tail_beats),
                 each.i_tail_exist.eq(cut.o_tail_exist),
             ]
+            if batch is not None:
+                m.d.comb += [each.i_exact.eq(job.divisor != 0), each.i_ahead.eq(batch)]
         wiring.connect(m, ahead.o, load.i)
         wiring.connect(m, walker.o, steps.i)
         wiring.connect(m, steps.o, sequencer.i)
@@ -205,7 +218,8 @@ class SyncCore(wiring.Component):
         m.submodules.reduce = reduce = Reduce(self.config)
         wiring.connect(m, sequencer.o, reduce.i)
         wiring.connect(m, sequencer.writes, write.i)
-        wiring.connect(m, reduce.write, write.data)
+        if not self.config.exact:
+            wiring.connect(m, reduce.write, write.data)
         m.d.comb += [
             reduce.i_operation.eq(job.operation),
             reduce.i_wire.eq(job.wire),
@@ -217,17 +231,50 @@ class SyncCore(wiring.Component):
             self.o_stall_send.eq(reduce.o_wait_send),
             self.o_stall_write.eq(reduce.o_wait_write | sequencer.o_stall_write),
         ]
+        if self.config.exact:
+            m.submodules.sums = sums = OwnerSums(self.config)
+            wiring.connect(m, reduce.sums, sums.i)
+            m.d.comb += [
+                sums.i_wire.eq(job.wire),
+                sums.i_divisor.eq(job.divisor),
+                sequencer.i_summed.eq(sums.o_summed),
+            ]
+            self._either(m, reduce.write, sums.write, write.data)
         return reduce
+
+    def _batch(self, m: Module, job: data.View) -> Signal:
+        """Return the chunks of a batch: as many as fit into the buffers between two cores."""
+        most = self.config.chunks_ahead
+        ahead = Signal(range(most + 1))
+        fit = Cat(self.i_members <= most_members(self.config, n) for n in range(1, most + 1))
+        m.d.sync += ahead.eq(Mux(job.divisor != 0, sum(fit, Const(0)), most))
+        return ahead
+
+    @staticmethod
+    def _either(
+        m: Module, first: stream.Interface, second: stream.Interface, to: stream.Interface
+    ) -> None:
+        """Connect two streams of which one at most offers a payload."""
+        m.d.comb += [
+            to.valid.eq(first.valid | second.valid),
+            to.payload.eq(Mux(second.valid, second.payload, first.payload)),
+            first.ready.eq(to.ready),
+            second.ready.eq(to.ready),
+        ]
 
     def _ring(
         self, m: Module, job: data.View, sequencer: StepSequencer, reduce: Reduce, stop: Signal
     ) -> tuple[ReceivePath, SendPath]:
         m.submodules.receive = receive = ReceivePath(self.config)
         m.submodules.send = send = SendPath(self.config)
-        description = Signal(DESCRIPTION)
+        description = Signal(DescriptionLayout(exact=bool(self.config.exact)))
         wiring.connect(m, wiring.flipped(self.receive), receive.i)
         wiring.connect(m, receive.o, sequencer.received)
-        wiring.connect(m, reduce.send, send.i)
+        if self.config.exact:
+            self._either(m, reduce.send, m.submodules.sums.send, send.i)
+            m.d.comb += description.divisor.eq(job.divisor)
+        else:
+            wiring.connect(m, reduce.send, send.i)
         wiring.connect(m, send.o, wiring.flipped(self.send))
         m.d.comb += [
             *(

@@ -20,6 +20,9 @@ class EntryWalker(wiring.Component):
     is merged with the last round of the previous batch, chunk by chunk: round 0 fills the
     outgoing link while the last round only receives and writes.
 
+    In an exact sum a round before the last one of a part sends as many entries as devices have
+    added to it: the rounds are the same, on lists.
+
     *Timing*: a step every three cycles; the first four cycles after `i_start`.
 
     Parameters
@@ -31,6 +34,7 @@ class EntryWalker(wiring.Component):
     i_start : pulse.
     i_members, i_position : of the ring, held.
     i_chunks, i_entry_beats, i_chunk_beats, i_tail_beats, i_tail_exist : from `TensorCut`, held.
+    i_exact, i_ahead : with exact sums alone: the job is one; chunks of a batch; held.
     o : the steps.
     i_clear : clears all state.
     """
@@ -51,19 +55,25 @@ class EntryWalker(wiring.Component):
                 "i_tail_exist": In(entry_width + MEMBER_BITS),
                 "o": Out(stream.Signature(StepLayout(config))),
                 "i_clear": In(1),
+                **(
+                    {"i_exact": In(1), "i_ahead": In(range(config.chunks_ahead + 1))}
+                    if config.exact
+                    else {}
+                ),
             }
         )
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        ahead_chunks = self.config.chunks_ahead
+        most_ahead = self.config.chunks_ahead
+        ahead_chunks = self.i_ahead if self.config.exact else most_ahead
         self.round = Signal(ROUND_BITS)
-        self.chunk = Signal(range(ahead_chunks + 1))  # of the batch
+        self.chunk = Signal(range(most_ahead + 1))  # of the batch
         self.ahead = Signal()  # the step is in round 0 of the next batch
         self.part = Signal(MEMBER_BITS)
         self.left = Signal(BEAT_BITS)  # chunks left, with this batch
-        self.count = Signal(range(ahead_chunks + 1))
-        self.next_count = Signal(range(ahead_chunks + 1))
+        self.count = Signal(range(most_ahead + 1))
+        self.next_count = Signal(range(most_ahead + 1))
         self.batch_at = Signal(BEAT_BITS)
         self.chunk_at = Signal(BEAT_BITS)
         self.last_round = Signal(ROUND_BITS)
@@ -77,7 +87,7 @@ class EntryWalker(wiring.Component):
         start_at = Signal(BEAT_BITS)
         exist = Signal(range(-(1 << len(offset)), 1 << len(offset)))
         in_last = Signal()
-        batch_beats = Signal(len(self.i_chunk_beats) + bits_for(ahead_chunks))
+        batch_beats = Signal(len(self.i_chunk_beats) + bits_for(most_ahead))
 
         m.d.comb += [
             self.last_round.eq(2 * self.i_members - 2),
@@ -129,9 +139,14 @@ class EntryWalker(wiring.Component):
                     step.end.eq(merged & ~self.ahead & last_chunk),
                 ]
                 m.next = "PLACE"
+                if self.config.exact:
+                    m.d.sync += [
+                        step.list.eq(self.i_exact & (first | (self.round < self.i_members))),
+                        step.addends.eq(Mux(first, 0, self.round)),
+                    ]
                 if self.loads:
                     with m.If(~self.ahead & (self.round >= self.i_members)):
-                        self._advance(m, merged, batch_beats)
+                        self._advance(m, merged, batch_beats, ahead_chunks)
             with m.State("PLACE"):
                 m.d.sync += [
                     step.at.eq(start_at + offset),
@@ -146,10 +161,12 @@ class EntryWalker(wiring.Component):
             with m.State("OFFER"):
                 m.d.comb += self.o.valid.eq(1)
                 with m.If(self.o.ready):
-                    self._advance(m, merged, batch_beats)
+                    self._advance(m, merged, batch_beats, ahead_chunks)
         return ResetInserter(self.i_clear)(m)
 
-    def _advance(self, m: Module, merged: Signal, batch_beats: Signal) -> None:
+    def _advance(
+        self, m: Module, merged: Signal, batch_beats: Signal, ahead_chunks: Signal | int
+    ) -> None:
         """Advance to the next step."""
         m.next = "STEP"
         with m.If(merged & ~self.ahead & (self.chunk < self.next_count)):
@@ -174,7 +191,7 @@ class EntryWalker(wiring.Component):
                     self.round.eq(1),
                     self.batch_at.eq(self.batch_at + batch_beats),
                     self.chunk_at.eq(self.batch_at + batch_beats),
-                    self.left.eq(self.left - self.config.chunks_ahead),
+                    self.left.eq(self.left - ahead_chunks),
                 ]
                 m.next = "BATCH"
                 with m.If(self.next_count == 0):

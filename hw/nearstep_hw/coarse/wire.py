@@ -15,6 +15,7 @@ PHIT_BITS = 8 * PHIT_BYTES
 CRC_BITS = 32
 MEMBER_BITS = 8
 EPOCH_BITS = 4
+ADDEND_BITS = 16  # of the fields of register `addends`
 MAP_BITS = 11
 """Entries, from the first missing one on, whose acceptance a header reports."""
 
@@ -40,14 +41,16 @@ class JobLayout(data.StructLayout):
 
     `source` and `destination` are byte addresses, `scale` the factor of an average (fp32),
     `tag` any number that identifies the job to all devices. `beyond` has a bit for each address
-    that exceeds `address_width`: it is outside every window.
+    that exceeds `address_width`: it is outside every window. An exact sum has `count` arrays of
+    each device, and a `divisor` other than 0.
 
     Parameters
     ----------
     address_width : bits of a byte address.
+    exact : cores have exact sums.
     """
 
-    def __init__(self, *, address_width: int) -> None:
+    def __init__(self, *, address_width: int, exact: bool = False) -> None:
         super().__init__(
             {
                 "source": address_width,
@@ -58,23 +61,33 @@ class JobLayout(data.StructLayout):
                 "operation": Operation,
                 "wire": Wire,
                 "beyond": 2,
+                **({"count": ADDEND_BITS, "divisor": ADDEND_BITS} if exact else {}),
             }
         )
 
 
-DESCRIPTION = data.StructLayout(
-    {
-        "elements": ELEMENT_BITS,
-        "scale": 32,
-        "tag": TAG_BITS,
-        "operation": Operation,
-        "wire": Wire,
-        "members": MEMBER_BITS,
-    }
-)
-"""Description of a job, equal on all devices of a ring: the only phit of the first entry of each
-job.
-"""
+class DescriptionLayout(data.StructLayout):
+    """Description of a job, equal on all devices of a ring: the only phit of the first entry of
+    each job.
+
+    Parameters
+    ----------
+    exact : cores have exact sums.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        super().__init__(
+            {
+                "elements": ELEMENT_BITS,
+                "scale": 32,
+                "tag": TAG_BITS,
+                "operation": Operation,
+                "wire": Wire,
+                "members": MEMBER_BITS,
+                **({"divisor": ADDEND_BITS} if exact else {}),
+            }
+        )
+
 
 EntryPhit = data.StructLayout({"data": PHIT_BITS, "last": 1})
 """A phit of an entry between a sync core and its ring buffers; `last` ends the entry."""

@@ -49,7 +49,7 @@ class CoarseConfig:
     snapshot_pages : most pages of a snapshot, 4096 bytes each; a power of two.
     memory_bytes : local DRAM; a power of two.
     wire_formats : formats that elements can have on a link, of fp32, fp16 and bf16.
-    exact : formats of exact sums, of `wire_formats`. No RTL has them: `golden:coarse` alone.
+    exact : formats of exact sums, of `wire_formats`.
     rules : update rules of the device's update kernel, as of `UpdateKernelConfig`; none: the device
         has no kernel. With rules its memory must have at least 64 KiB.
 

@@ -47,13 +47,9 @@ class CoarseOptions:
 class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
     """Options of `sim:coarse`, with those of `CoarseOptions`.
 
-    `memory`, `latency`, `stall` and `seed` are of the local DRAM of each device. The RTL has no
-    exact sums.
+    `memory`, `latency`, `stall` and `seed` are of the local DRAM of each device.
     """
 
-    device: Annotated[
-        CoarseConfig, Nested(defaults={"memory_bytes": MEMORY_BYTES}, omit=("exact",))
-    ] = field(default_factory=lambda: CoarseConfig(memory_bytes=MEMORY_BYTES))
     memory: Memory = "halfduplex"
     window: Annotated[
         Literal["rtl", "direct"],
@@ -92,6 +88,8 @@ class VerilatedPoolOptions(SimulationOptions, CoarseOptions):
 
     def __post_init__(self) -> None:
         CoarseOptions.__post_init__(self)
+        if self.devices == 1 and self.device.updater is None:
+            raise ValueError(f"devices must lie in [2, {MAX_DEVICES}] without rules, not 1")
         SimulationOptions.__post_init__(self)
         if self.fu != "rtl" and self.device.updater is None:
             raise ValueError(f"fu must be 'rtl' of devices without rules, not {self.fu!r}")

@@ -21,7 +21,7 @@ constexpr std::uint64_t kAfterError = 2000;  // cycles that other cores run afte
 
 struct Job {
     std::uint64_t source, destination;
-    std::uint32_t elements, scale, tag, operation, wire, reserved;
+    std::uint32_t elements, scale, tag, operation, wire, divisor;
 };
 
 struct Settings {
@@ -188,6 +188,9 @@ extern "C" void ring_run(void* handle, const Settings* settings, const Job* jobs
         job.put(jobs[i].tag, 16);
         job.put(jobs[i].operation, 2);
         job.put(jobs[i].wire, 2);
+        job.put(0, 2);
+        job.put(jobs[i].divisor != 0, 16);  // arrays: only cores with exact sums have the fields
+        job.put(jobs[i].divisor, 16);
         std::memcpy(&top.job___05Fpayload[0], job.words, sizeof top.job___05Fpayload);
         top.job___05Fvalid = has[i];
         reports[i] = {};

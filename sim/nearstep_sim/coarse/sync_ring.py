@@ -43,6 +43,7 @@ class Job:
     wire: int = Wire.FP32
     scale: float = 1.0
     tag: int = 0
+    divisor: int = 0
 
     def but(self, **changes: Any) -> "Job":
         return replace(self, **changes)
@@ -149,6 +150,7 @@ class SyncRing:
                 record.source, record.destination = job.source, job.destination
                 record.elements, record.tag = job.elements, job.tag
                 record.operation, record.wire = job.operation, job.wire
+                record.divisor = job.divisor
                 record.scale = int(np.float32(job.scale).view(np.uint32))
         has = np.array([job is not None for job in jobs], np.uint8)
         places = np.array(range(count) if positions is None else positions, np.uint8)

@@ -98,7 +98,7 @@ def test_one_device_has_no_other_sums() -> None:
     [
         "golden:coarse?exact=fp8",
         "golden:coarse?exact=fp16&wire_formats=fp32,bf16",
-        "sim:coarse?exact=bf16",
+        "sim:coarse?exact=bf16&devices=1",
         "golden:coarse?devices=1",
     ],
 )

@@ -23,7 +23,7 @@ def wire(request):
 
 @pytest.fixture(scope="module")
 def bench(wire):
-    unit = StreamBench(ExactAccumulator(FORMATS[wire]), name="exact", key=wire)
+    unit = StreamBench(ExactAccumulator(FORMATS[wire], pace=2, digits=2), name="exact", key=wire)
     yield unit
     unit.close()
 
@@ -62,13 +62,14 @@ def patterns(values, wire):
     return narrow32(values, FORMATS[wire]).astype(np.uint32)
 
 
-@pytest.mark.parametrize("mode", STALLS)
-def test_sums_have_the_bits_of_the_golden_model(bench, wire, mode) -> None:
+@pytest.mark.parametrize("divisor", [1, 2, 3, 64, 1000, MAX_ADDENDS])
+@pytest.mark.parametrize("mode", ["free", "both"])
+def test_sums_have_the_bits_of_the_golden_model(bench, wire, mode, divisor) -> None:
     sums = 1500
     print("seed 81")
     data, counts = draws(np.random.default_rng(81), sums, wire)
     expected = np.empty(sums, np.float32)
-    exact_sum([*np.ascontiguousarray(data.T)], [expected], wire=wire)
+    exact_sum([*np.ascontiguousarray(data.T)], [expected], wire=wire, divisor=divisor)
     given = np.concatenate([row[:count] for row, count in zip(data, counts, strict=True)])
     last = np.zeros(len(given), np.uint32)
     last[np.cumsum(counts) - 1] = 1
@@ -77,22 +78,25 @@ def test_sums_have_the_bits_of_the_golden_model(bench, wire, mode) -> None:
         rows = np.stack([words, last], axis=1)
     else:
         rows = (words | last << 16)[:, None]
-    run = bench.run({"i": rows}, {"i_clear": 0}, space=sums, stalls=STALLS[mode], seed=7)
+    held = {"i_clear": 0, "i_divisor": divisor}
+    run = bench.run({"i": rows}, held, space=sums, stalls=STALLS[mode], seed=7)
     found = run.streams["o"][:, 0]
     assert found.size == sums
     wrong = np.flatnonzero(found != patterns(expected, wire))
     assert not wrong.size, (wrong[0], data[wrong[0]][: counts[wrong[0]]], hex(found[wrong[0]]))
 
 
-def test_a_sum_takes_a_cycle_for_each_addend_and_each_word(bench, wire) -> None:
-    unit = ExactAccumulator(FORMATS[wire])
-    assert unit.words == {"fp16": 1, "bf16": 5, "fp32": 5}[wire]
+def test_a_sum_takes_a_cycle_for_each_addend_and_each_turn(bench, wire) -> None:
+    unit = ExactAccumulator(FORMATS[wire], pace=2)
+    assert (unit.words, unit.turns) == ((1, 1) if wire == "fp16" else (5, 3))
     checks = 0
-    for addends in (1, 2, unit.words + 1, 40):
+    for addends in (1, 2, unit.turns + 1, 40):
         rows = np.zeros((50 * addends, 2 if wire == "fp32" else 1), np.uint32)
         rows[addends - 1 :: addends, -1] = 1 if wire == "fp32" else 1 << 16
-        run = bench.run({"i": rows}, {"i_clear": 0}, space=50, stalls=STALLS["free"], seed=1)
-        period = max(addends, unit.words + 1)
+        run = bench.run(
+            {"i": rows}, {"i_clear": 0, "i_divisor": 1}, space=50, stalls=STALLS["free"], seed=1
+        )
+        period = max(addends, unit.turns + 1)
         assert run.last["o"] - run.first["o"] == 49 * period
         assert run.first["o"] - run.first["i"] == addends - 1 + unit.latency
         checks += 1

@@ -33,7 +33,7 @@ def alus(request):
 
 @pytest.fixture(scope="module")
 def bench(alus):
-    shape = SimpleNamespace(alus=alus, wire_formats=WIRES)
+    shape = SimpleNamespace(alus=alus, wire_formats=WIRES, exact=())
     unit = StreamBench(Reduce(shape), name="reduce", key=f"{shape!r}")
     yield unit
     unit.close()
