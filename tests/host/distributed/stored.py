@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from nearstep.coarse.service.errors import RefusedError
 from nearstep.errors import ArgumentError, DtypeError
@@ -95,6 +97,9 @@ def refused(device: str) -> int:
         StorageOptimizer([one.detach().double().requires_grad_()], lr=0.1)
     with pytest.raises(ArgumentError, match="contiguous"):
         StorageOptimizer([torch.zeros(4, 4).t().requires_grad_()], lr=0.1)
+    sharded = distribute_tensor(torch.zeros(4), init_device_mesh("cpu", (2,)), [Shard(0)])
+    with pytest.raises(ArgumentError, match=r"whole on each process, not spread by \[Shard"):
+        StorageOptimizer([sharded.requires_grad_()], lr=0.1)
     optimizer = StorageOptimizer([one], "adamw", lr=0.1)
     with pytest.raises(ArgumentError, match="not added"):
         optimizer.add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
@@ -134,4 +139,4 @@ def refused(device: str) -> int:
     both.param_groups[1]["lr"] = 1.0
     both.step()
     assert (one == before - 0.5).all()
-    return 16
+    return 17

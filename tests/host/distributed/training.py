@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+import nearstep
+from nearstep.storage.store import Store
 from nearstep.torch.distributed import CoarseProcessGroup, ddp_hook, dual_hook
 from nearstep.torch.distributed.fsdp import fsdp_reduce_scatter
 
@@ -53,6 +57,7 @@ class Case:
     m : bytes of gradients that go to the devices, of kind `dual`.
     measure : sums after which routing is measured again.
     uneven : each process takes as many steps more as its rank is (DDP's `join`).
+    drives : parameters and state of each process are on a drive.
     """
 
     kind: str
@@ -62,6 +67,7 @@ class Case:
     passes: int = 1
     choose: bool = False
     uneven: bool = False
+    drives: bool = False
     dtype: torch.dtype = torch.float32
     options: dict[str, Any] = field(default_factory=dict)
     steps: int = 3
@@ -123,8 +129,23 @@ def record(group: CoarseProcessGroup, sums: list[Sum]) -> None:
     group._sum = recorded  # type: ignore[method-assign]
 
 
+def optimizer_of(case: Case, model: nn.Module, opened: ExitStack) -> torch.optim.Optimizer:
+    named = model.named_parameters()
+    if not case.drives:
+        return torch.optim.AdamW(named, lr=1e-2, fused=True)
+    file = Path(opened.enter_context(TemporaryDirectory())) / "drive"
+    store = Store.create([file], drive_bytes=4 << 20, owner="a test", direct=False)
+    opened.enter_context(store)
+    return nearstep.optim.AdamW(named, lr=1e-2, drives=store, memory="50%")
+
+
 def train(case: Case) -> Result:
     """A process's share of it."""
+    with ExitStack() as opened:
+        return _train(case, opened)
+
+
+def _train(case: Case, opened: ExitStack) -> Result:
     torch.manual_seed(7)
     model: Any = Branches().to(case.dtype)
     group: Any = dist.group.WORLD if case.group == "coarse" else dist.new_group(backend="gloo")
@@ -151,11 +172,14 @@ def train(case: Case) -> Result:
             state = scatter.state
             for part in [*parts, model]:
                 part.set_custom_reduce_scatter(scatter)
+        else:
+            for part in [*parts, model]:
+                part.set_allocate_memory_from_process_group_for_comm(True)
     now: list[Sum] = []
     sums = []
     if isinstance(state, CoarseProcessGroup):
         record(state, now)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = optimizer_of(case, model, opened)
     data = torch.Generator().manual_seed(100 + dist.get_rank())
     with model.join() if case.uneven else nullcontext():
         for _ in range(case.steps + case.uneven * dist.get_rank()):

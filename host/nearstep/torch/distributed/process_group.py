@@ -144,6 +144,14 @@ class CoarseProcessGroup(dist.ProcessGroup):
         """Devices of the group's tensors; read by torch, as in `async_save`."""
         return [torch.device("cpu")]
 
+    def _get_backend(self, device: torch.device) -> CoarseProcessGroup:
+        """Return the group itself: torch asks a backend for its timeout and memory, as FSDP2 with
+        `set_allocate_memory_from_process_group_for_comm`."""
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
     @property
     def group_name(self) -> str:
         """torch's name of the group, or the name of its job if torch does not know the group."""

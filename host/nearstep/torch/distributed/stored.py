@@ -19,6 +19,7 @@ from nearstep.coarse.service.stored import ServiceStore
 from nearstep.errors import ArgumentError, DtypeError
 from nearstep.torch.distributed.hook import group_beside
 from nearstep.torch.distributed.snapshots import first_does
+from nearstep.torch.dtensor import is_dtensor, sharding
 
 
 class StorageOptimizer(torch.optim.Optimizer):
@@ -35,7 +36,8 @@ class StorageOptimizer(torch.optim.Optimizer):
 
     Parameters
     ----------
-    params : float32, on the CPU; groups of parameters may have hyper-parameters of their own.
+    params : float32, on the CPU, whole on each process; groups of parameters may have
+        hyper-parameters of their own.
     optimizer : `adamw`, `adam`, `sgd`, `adagrad` or another whose rule the devices have.
     group : of processes; None is the default one. Beside a group of another backend, one of the
         memory devices is made with the same processes.
@@ -47,6 +49,7 @@ class StorageOptimizer(torch.optim.Optimizer):
 
     Raises
     ------
+    ArgumentError : a parameter is a DTensor, or none of the above.
     RefusedError : the devices do not have the rule, or a hyper-parameter is wrong.
     UnlikeError : the processes call with different arguments.
 
@@ -182,6 +185,12 @@ class _Flat:
     def __init__(self, parameters: list[Tensor]) -> None:
         self.parameters = parameters
         for each in parameters:
+            if is_dtensor(each):
+                raise ArgumentError(
+                    f"a parameter must be whole on each process, not {sharding(each)}: the devices "
+                    "would average different shards; an optimizer of nearstep.optim with drives= "
+                    "keeps the state of shards"
+                )
             if each.dtype != torch.float32:
                 raise DtypeError("a parameter", "float32", each.dtype)
             if each.device.type != "cpu" or not each.is_contiguous():
