@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -28,6 +29,7 @@ from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
 )
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -37,7 +39,7 @@ from nearstep.torch.errors import StateError
 from nearstep.torch.homes.errors import RanksDifferError, ResumeError
 from nearstep.torch.homes.generation import SavedArrays, options_of
 from nearstep.torch.homes.opening import drives_of
-from nearstep.torch.homes.resume import Made, steps_of
+from nearstep.torch.homes.resume import Made, newest, steps_of
 from nearstep.torch.optimizer import DeviceOptimizer
 
 WORDS: Mapping[torch.dtype, type] = {
@@ -65,7 +67,7 @@ class _Chunk(NamedTuple):
     size: Sequence[int]
 
 
-class _Array(NamedTuple):
+class Array(NamedTuple):
     """An array of a parameter: its chunks by their offsets."""
 
     name: str
@@ -92,12 +94,38 @@ class _Array(NamedTuple):
             found = found.narrow(dim, start, length) if dim else found
         return found
 
+    def rows(self, most: int) -> Iterator[Tensor]:
+        """Yield the whole array in order, in pieces of at most `most` bytes, or of one row."""
+        if not self.shape:
+            yield from (self.read(chunk, (), ()) for chunk in self.chunks.values())
+            return
+        count, *others = self.shape
+        step = max(1, most // max(1, self.dtype.itemsize * math.prod(others)))
+        for start in range(0, count, step):
+            end = min(start + step, count)
+            piece = torch.empty([end - start, *others], dtype=self.dtype, device="cpu")
+            for (first, *offset), chunk in self.chunks.items():
+                low, high = max(start, first), min(end, first + chunk.size[0])
+                if low < high:
+                    lengths = [high - low, *chunk.size[1:]]
+                    begins = [low - first, *(0 for _ in offset)]
+                    place = piece[low - start : high - start]
+                    for dim, at in enumerate(offset, 1):
+                        place = place.narrow(dim, at, chunk.size[dim])
+                    place.copy_(self.read(chunk, begins, lengths))
+            yield piece
 
-class GenerationWriter(StorageWriter):
+
+class GenerationWriter(StorageWriter, AsyncStager):
     """Keeps a generation of the drives as a checkpoint: saving is a commit, without a copy.
 
     The state dict has the parameters of the optimizer's model, and its state, under the keys of
     `GenerationReader`, which reads the checkpoint by its name. Training goes on while it is kept.
+
+    A generation is that of all ranks between two steps, and cannot change once it is kept. So
+    `torch.distributed.checkpoint.async_save` commits it before it returns, as its staging, and
+    copies nothing; errors are raised at once, on all ranks. What is left to its thread are torch's
+    collectives, which should have a process group of their own.
 
     Parameters
     ----------
@@ -116,10 +144,25 @@ class GenerationWriter(StorageWriter):
     ) -> None:
         self._optimizer, self._name = optimizer, name
         self._model, self._optim = model, optim
+        self._is_staged = False
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False  # a writer is made for an optimizer
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Commit a generation on all ranks, or on none; nothing is copied."""
+        with self._optimizer.together():
+            self._check(flatten_state_dict(state_dict)[0])
+            self._optimizer.keep(self._name)
+        self._is_staged = True
+        return state_dict
+
+    def synchronize_staging(self) -> None:
+        """Nothing is left to wait for."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """The name is the writer's."""
@@ -128,22 +171,27 @@ class GenerationWriter(StorageWriter):
         """All ranks do the same."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        if not self._is_staged:
+            self._check(each.index.fqn for each in plan.items)
+        return plan
+
+    def _check(self, keys: Iterable[str]) -> None:
         """Check that the drives have all values."""
         groups = self._optimizer.param_groups
         known = {f"{self._model}.{n}" for group in groups for n in group.get("param_names", ())}
-        for each in plan.items:
-            key = each.index.fqn
+        for key in keys:
             if key not in known and not key.startswith(f"{self._optim}."):
                 expected = "be a parameter of an optimizer of model.named_parameters()"
                 raise StateError(key, expected, "a value that drives do not have")
-        return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Commit a generation on all ranks, or on none."""
-        self._optimizer.keep(self._name)
+        """Commit a generation on all ranks, or on none, unless that is done."""
+        if not self._is_staged:
+            self._optimizer.keep(self._name)
+        self._is_staged = False
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done
@@ -172,6 +220,11 @@ class GenerationReader(StorageReader):
     ------
     ResumeError : on reading: shards are missing, or are not of one optimizer and generation.
     StorageError
+
+    Attributes
+    ----------
+    arrays, values : what `read_metadata` found, by key: arrays on drives, and all else.
+    groups : options of each group, with the names of its parameters as `params`.
     """
 
     def __init__(
@@ -188,8 +241,9 @@ class GenerationReader(StorageReader):
         self._names = names
         self._model, self._optim = model, optim
         self._opened = ExitStack()
-        self._arrays: dict[str, _Array] = {}
-        self._values: dict[str, Any] = {}
+        self.arrays: dict[str, Array] = {}
+        self.values: dict[str, Any] = {}
+        self.groups: list[dict[str, Any]] = []
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -200,21 +254,21 @@ class GenerationReader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Open all drives, and list what their last common generation has."""
-        self._close()
+        self.close()
         try:
             ranks = self._open()
             paths = self._list(ranks)
         except BaseException:
-            self._close()
+            self.close()
             raise
-        listed: dict[str, Any] = {key: each.metadata() for key, each in self._arrays.items()}
+        listed: dict[str, Any] = {key: each.metadata() for key, each in self.arrays.items()}
         listed |= {
             key: TensorStorageMetadata(
                 TensorProperties(), torch.Size(), [ChunkStorageMetadata(torch.Size(), torch.Size())]
             )
             if isinstance(value, Tensor)
             else BytesStorageMetadata()
-            for key, value in self._values.items()
+            for key, value in self.values.items()
         }
         return Metadata(listed, planner_data=paths)
 
@@ -234,7 +288,7 @@ class GenerationReader(StorageReader):
         try:
             for item in plan.items:
                 index = item.storage_index
-                value = self._values.get(index.fqn)
+                value = self.values.get(index.fqn)
                 if item.type == LoadItemType.BYTE_IO:
                     data = io.BytesIO()
                     torch.save(value, data)
@@ -242,21 +296,22 @@ class GenerationReader(StorageReader):
                     planner.load_bytes(item, data)
                     continue
                 if value is None:
-                    array = self._arrays[index.fqn]
+                    array = self.arrays[index.fqn]
                     chunk = array.chunks[tuple(index.offset or ())]
                     value = array.read(chunk, item.storage_offsets, item.lengths)
                 target = planner.resolve_tensor(item).detach()
                 target.copy_(value)
                 planner.commit_tensor(item, target)
         finally:
-            self._close()
+            self.close()
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the drives."""
         self._opened.close()
-        self._arrays, self._values = {}, {}
+        self.arrays, self.values, self.groups = {}, {}, []
 
     def _open(self) -> list[tuple[Mapping[str, Any], SavedArrays]]:
         """Open the last generation that all have; return meta data and arrays by rank."""
@@ -269,12 +324,12 @@ class GenerationReader(StorageReader):
             if not each:
                 named = f" named {self._name!r}" if self._name else ""
                 raise ResumeError(f"a generation{named} with its shards", f"none on {places}")
-        shared = set.intersection(*(set(each.values()) for each in held))
-        if not shared:
+        shared = newest(held)
+        if shared is None:
             raise RanksDifferError(steps_of(dict(enumerate(held))), None)
         found = []
         for store, each in zip(stores, held, strict=True):
-            view = store.at(next(n for n, made in each.items() if made == max(shared)))
+            view = store.at(next(n for n, made in each.items() if made == shared))
             found.append((view.meta, SavedArrays(view)))
         found.sort(key=lambda pair: pair[0]["shards"]["rank"])
         first = found[0][0]
@@ -316,14 +371,15 @@ class GenerationReader(StorageReader):
             for moment in () if state is None else state["moments"]:
                 arrays.append(((self._optim, "state", name, moment), meta["arrays"][moment]))
             for path, array in arrays:
-                add(self._arrays, path, self._array(ranks, key, name, array))
+                add(self.arrays, path, self._array(ranks, key, name, array))
             if state is not None and state["step"] is not None:
                 step = torch.tensor(float(state["step"]), device="cpu")
-                add(self._values, (self._optim, "state", name, "step"), step)
+                add(self.values, (self._optim, "state", name, "step"), step)
         for number, options in enumerate(options_of(meta)):
             own = [name for key, name in named.items() if key.startswith(f"{number}.")]
-            for option, value in {**options, "params": own, "param_names": own}.items():
-                add(self._values, (self._optim, "param_groups", number, option), value)
+            self.groups.append({**options, "params": own})
+            for option, value in {**self.groups[-1], "param_names": own}.items():
+                add(self.values, (self._optim, "param_groups", number, option), value)
         return paths
 
     def _named(self, meta: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -345,7 +401,7 @@ class GenerationReader(StorageReader):
         key: str,
         name: str,
         array: str,
-    ) -> _Array:
+    ) -> Array:
         form = ranks[0][0]["formats"].get(array, "fp32")
         if form not in DTYPES:
             raise ResumeError(f"{array} of {name} in 16 or 32 bits", form)
@@ -359,4 +415,4 @@ class GenerationReader(StorageReader):
         found = sum(math.prod(each.size) for each in chunks.values())
         if found != math.prod(shape):
             raise ResumeError(f"{math.prod(shape)} elements of {name}", str(found))
-        return _Array(array, DTYPES[form], shape, chunks)
+        return Array(array, DTYPES[form], shape, chunks)

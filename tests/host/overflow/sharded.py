@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
@@ -35,14 +38,19 @@ from torch.distributed.tensor.parallel import (
 import nearstep
 from nearstep.storage.blocks import BlockFile
 from nearstep.storage.drive_errors import (
+    DriveFullError,
     DriveIOError,
     DriveVanishedError,
     NotADriveError,
     StorageError,
 )
+from nearstep.storage.errors import SnapshotSaveError
 from nearstep.storage.store import Store
-from nearstep.torch.checkpoint import GenerationReader, GenerationWriter
+from nearstep.torch import export
+from nearstep.torch.checkpoint import Array, GenerationReader, GenerationWriter
 from nearstep.torch.dtensor import local
+from nearstep.torch.errors import StateError
+from nearstep.torch.export import export_safetensors
 from nearstep.torch.homes.errors import (
     RanksDifferError,
     RanksDisagreeError,
@@ -50,6 +58,7 @@ from nearstep.torch.homes.errors import (
     ResumeError,
     SharedDriveError,
 )
+from nearstep.torch.homes.opening import describe
 from nearstep.torch.homes.ranks import Ranks
 from nearstep_sim.models.drive import Event
 
@@ -323,6 +332,38 @@ def if_any(mesh: DeviceMesh, folder: Path) -> int:
     return 5
 
 
+def full(mesh: DeviceMesh, folder: Path) -> int:
+    """A drive of one rank is full: no rank keeps the generation, or makes the step, which can be
+    repeated when there is room."""
+    folder.mkdir(exist_ok=True)
+    dist.barrier()
+    made, rank, place = fully(mesh), dist.get_rank(), folder / f"rank{dist.get_rank()}"
+    owner, checks = describe("AdamW", [made.parameters()]), 0
+    with Store.create([place], drive_bytes=(1000, 150)[rank] << 12, owner=owner) as store:
+        optimizer = make(made, folder, drives=store)
+        error: StorageError | None = None
+        for step in range(9):
+            before, kept = everything(made, optimizer), list(store.kept)
+            try:
+                train(made, optimizer, [step])
+                before = everything(made, optimizer)
+                optimizer.keep(f"after {step}")
+            except StorageError as found:
+                error = found
+                break
+            checks += 1
+        assert isinstance(error, DriveFullError if rank else RanksFailedError)
+        assert everything(made, optimizer) == before
+        assert list(store.kept) == kept == [f"after {each}" for each in range(checks)]
+        store.drop("after 0")
+        for name in ("now", "still"):  # its blocks are free after the commit that follows
+            optimizer.keep(name)
+        train(made, optimizer, [9])
+        assert everything(made, optimizer) != before
+        assert "after 0" not in store.kept
+    return checks + 5
+
+
 def whole(made: nn.Module, optimizer: Any) -> dict[str, bytes]:
     """Bits of whole parameters and whole state, by their names."""
     found = {}
@@ -370,14 +411,28 @@ def saved(mesh: DeviceMesh, folder: Path, dtype: torch.dtype = torch.float32) ->
     with torch.no_grad():
         for each in local(next(made.parameters()))[:1]:
             each.fill_(dist.get_rank())
-    dcp.save(state_of(made, optimizer), storage_writer=GenerationWriter(optimizer, "kept"))
+    random = {**state_of(made, optimizer), "random": torch.get_rng_state()}
+    one = dist.get_rank() == 1
+    some = random if one else state_of(made, optimizer)
+    with pytest.raises(StateError if one else RanksFailedError, match=r"random must|rank 1: fail"):
+        dcp.async_save(some, storage_writer=GenerationWriter(optimizer, "other"))
+    assert list(optimizer.store.kept) == ["after 2"]
+    written = optimizer.traffic.to_drives
+    saving = dcp.async_save(
+        state_of(made, optimizer),
+        storage_writer=GenerationWriter(optimizer, "kept"),
+        process_group=dist.new_group(backend="gloo"),
+    )
+    assert list(optimizer.store.kept) == ["after 2", "kept"], "committed before it returns"
+    changed = local(next(made.parameters())).nbytes
+    assert optimizer.traffic.to_drives - written <= changed, "the rest is not copied"
     found = whole(made, optimizer)
     train(made, optimizer, range(4, 7))
+    assert "optim.state.0.weight.exp_avg" in saving.result(60).state_dict_metadata
     with pytest.raises(CheckpointException, match="must be a new one, not 'kept'"):
         dcp.save(state_of(made, optimizer), storage_writer=GenerationWriter(optimizer, "kept"))
-    other = {**state_of(made, optimizer), "random": torch.get_rng_state()}
     with pytest.raises(CheckpointException, match="random must be a parameter"):
-        dcp.save(other, storage_writer=GenerationWriter(optimizer, "other"))
+        dcp.save(random, storage_writer=GenerationWriter(optimizer, "other"))
     optimizer.store.drop("after 2")
     train(made, optimizer, [7])
     assert list(optimizer.store.kept) == ["kept"]
@@ -385,6 +440,8 @@ def saved(mesh: DeviceMesh, folder: Path, dtype: torch.dtype = torch.float32) ->
     dist.barrier()
     return found
 
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 KINDS = ("torch", "alone", "host", "drives", "resumed", "back")
 """Optimizers that read the drives of ranks."""
@@ -427,10 +484,97 @@ def loaded(
     return compared
 
 
+def restored(mesh: DeviceMesh, folder: Path) -> int:
+    """All ranks go back to a kept generation in place, or none; and not if they disagree."""
+    folder.mkdir(exist_ok=True)
+    dist.barrier()
+    made, rank, own = fully(mesh), dist.get_rank(), folder / f"rank{dist.get_rank()}"
+    optimizer = make(made, folder)
+    train(made, optimizer, range(2))
+    optimizer.keep("best")
+    kept = everything(made, optimizer)
+    train(made, optimizer, range(2, 5))
+    last, number = everything(made, optimizer), optimizer.store.generation
+    optimizer.store.close()
+    for resume, state in (("best", kept), (True, last), ("best", kept), (True, kept)):
+        again = fully(mesh)
+        optimizer = make(again, folder, resume)
+        assert everything(again, optimizer) == state
+        assert optimizer.traffic.to_drives == 0
+        optimizer.store.close()
+        if resume == "best" and number and rank == 0:  # killed before its superblock
+            with Store.open([own], owner=None, generation=number) as store:
+                store.drop_other()
+        number = 0
+        dist.barrier()
+    optimizer = make(again, folder, True)
+    plain = fully(mesh)
+    reference = nearstep.optim.AdamW(plain.named_parameters(), lr=1e-2)
+    train(plain, reference, [0, 1, 77])
+    train(again, optimizer, [77])
+    assert everything(again, optimizer) == everything(plain, reference)
+    if rank == 1:
+        optimizer.store.drop("best")
+    train(again, optimizer, [78, 79])
+    last = everything(again, optimizer)
+    optimizer.store.close()
+    dist.barrier()
+    with pytest.raises(RanksDisagreeError, match="same resume"):
+        make(fully(mesh), folder, ["best", "worst"][rank])
+    with pytest.raises(ResumeError if rank else RanksDifferError, match=r"'best'|does not resume"):
+        make(fully(mesh), folder, "best")
+    optimizer = make(again, folder, True)
+    assert everything(again, optimizer) == last
+    optimizer.store.close()
+    return 8
+
+
+def exported(folder: Path, ranks: int, expected: dict[str, bytes]) -> int:
+    """Files of safetensors have the bits of a kept generation, and torch goes on from them."""
+    out, compared = folder / "out", 0
+    with pytest.raises(ResumeError, match=rf"shards of {ranks} ranks, not those of ranks \[1"):
+        export_safetensors(places(folder, ranks)[1:], out)
+    assert not out.exists()
+    real = Array.rows
+    with mock.patch.object(Array, "rows", lambda array, _: real(array, 200)):  # in many pieces
+        files = export_safetensors(places(folder, ranks), out, name="kept")
+    assert sorted(os.listdir(out)) == ["model.safetensors", "optimizer.safetensors"]
+    tensors, state = map(load_file, files)
+    with safe_open(files[1], framework="pt") as opened:
+        (group,) = json.loads(opened.metadata()["param_groups"])
+    made = model()
+    made.load_state_dict(tensors)
+    optimizer = torch.optim.AdamW(made.named_parameters(), lr=0.5, fused=True)
+    names = group["params"]
+    saved = {at: {k: state[f"state.{n}.{k}"] for k in MOMENTS} for at, n in enumerate(names)}
+    groups = [{**group, "params": list(range(len(names))), "param_names": names}]
+    optimizer.load_state_dict({"state": saved, "param_groups": groups})
+    assert whole(made, optimizer) == expected
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    compared += len(expected)
+    before = [each.read_bytes() for each in files]
+    real_write = export._write
+    for at in range(2):
+
+        def full(path: Path, *some: Any, at: int = at) -> None:
+            if path.name == (".model.safetensors.partial", ".optimizer.safetensors.partial")[at]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real_write(path, *some)
+
+        with mock.patch.object(export, "_write", full), pytest.raises(SnapshotSaveError):
+            export_safetensors(places(folder, ranks), out)
+        assert sorted(os.listdir(out)) == ["model.safetensors", "optimizer.safetensors"]
+        assert [each.read_bytes() for each in files] == before
+        compared += 1
+    return compared
+
+
 def checkpoint(mesh: DeviceMesh, folder: Path, kinds: Sequence[str] = KINDS) -> int:
     """Generations of all ranks are read by any number of processes; what is missing is said."""
     expected, ranks = saved(mesh, folder), mesh.size()
     compared = loaded(mesh, folder, ranks, expected, kinds)
+    if dist.get_rank() == 0:
+        compared += exported(folder, ranks, expected)
     last = GenerationReader(places(folder, ranks)).read_metadata()
     assert len(last.state_dict_metadata) > len(expected)
     assert isinstance(last.state_dict_metadata["optim.state.0.weight.step"], TensorStorageMetadata)
@@ -518,5 +662,7 @@ def two_ranks(mesh: DeviceMesh, folder: Path, *, deep: bool) -> dict[str, int]:
     found["if any"] = if_any(mesh, folder / "if-any")
     found["one fails"] = one_fails(mesh, folder / "fails")
     found["apart"] = apart(mesh, folder / "apart")
+    found["full"] = full(mesh, folder / "full")
+    found["restored"] = restored(mesh, folder / "restored")
     found["checkpoint"] = checkpoint(mesh, folder / "checkpoint", kinds)
     return found
