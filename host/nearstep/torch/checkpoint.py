@@ -33,14 +33,19 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from nearstep import blockwise
+from nearstep.blockwise import BlockLayout
 from nearstep.storage.store import Store
 from nearstep.torch.convert import DTYPES
 from nearstep.torch.errors import StateError
+from nearstep.torch.formats import TENSORS
 from nearstep.torch.homes.errors import RanksDifferError, ResumeError
 from nearstep.torch.homes.generation import SavedArrays, options_of
 from nearstep.torch.homes.opening import drives_of
 from nearstep.torch.homes.resume import Made, newest, steps_of
+from nearstep.torch.layout import scales_of
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep_spec.blockwise import SIGNED
 
 WORDS: Mapping[torch.dtype, type] = {
     torch.float32: np.float32,
@@ -60,20 +65,35 @@ class _Chunk(NamedTuple):
     arrays : of the rank.
     key : of the parameter on its drives.
     size : shape.
+    count : elements of the parameter that the rank has.
     """
 
     arrays: SavedArrays
     key: str
     size: Sequence[int]
+    count: int
 
 
 class Array(NamedTuple):
-    """An array of a parameter: its chunks by their offsets."""
+    """An array of a parameter: its chunks by their offsets.
+
+    Attributes
+    ----------
+    eight : of an array in 8 bits: its format, and how it lies on the drives.
+    is_scales : these are its scales, not its codes.
+    """
 
     name: str
     dtype: torch.dtype
     shape: Sequence[int]
     chunks: Mapping[Offset, _Chunk]
+    eight: tuple[str, BlockLayout] | None = None
+    is_scales: bool = False
+
+    @property
+    def wide(self) -> torch.dtype:
+        """Dtype of the values."""
+        return self.dtype if self.eight is None else torch.float32
 
     def metadata(self) -> TensorStorageMetadata:
         chunks = [
@@ -83,27 +103,63 @@ class Array(NamedTuple):
         properties = TensorProperties(dtype=self.dtype)
         return TensorStorageMetadata(properties, torch.Size(self.shape), chunks)
 
-    def read(self, chunk: _Chunk, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
-        """Read a part of a chunk: its rows, of which other dimensions are cut in memory."""
+    def read(
+        self,
+        chunk: _Chunk,
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        wide: bool = False,
+    ) -> Tensor:
+        """Read a part of a chunk: its rows, of which other dimensions are cut in memory.
+
+        Parameters
+        ----------
+        wide : values in float32 instead of codes.
+        """
         row = math.prod(chunk.size[1:])
         first, rows = (offsets[0], lengths[0]) if chunk.size else (0, 1)
-        out: NDArray[Any] = np.empty(rows * row, WORDS[self.dtype])
-        chunk.arrays.read(chunk.key, self.name, first * row, out)
-        found = torch.from_numpy(out).view(self.dtype).view([rows, *chunk.size[1:]][: len(lengths)])
+        if self.eight is None:
+            out: NDArray[Any] = np.empty(rows * row, WORDS[self.dtype])
+            chunk.arrays.read(chunk.key, self.name, first * row, out)
+            flat = torch.from_numpy(out).view(self.dtype)
+        else:
+            flat = self._read_eight(
+                *self.eight, chunk, range(first * row, (first + rows) * row), wide
+            )
+        found = flat.view([rows, *chunk.size[1:]][: len(lengths)])
         for dim, (start, length) in enumerate(zip(offsets, lengths, strict=True)):
             found = found.narrow(dim, start, length) if dim else found
         return found
 
+    def _read_eight(
+        self, form: str, layout: BlockLayout, chunk: _Chunk, elements: range, wide: bool
+    ) -> Tensor:
+        """Read elements of an array in 8 bits: whole blocks of it."""
+        part = range(chunk.count) if self.is_scales else elements
+        begin = part.start // layout.elements * layout.elements
+        end = min(-(-part.stop // layout.elements) * layout.elements, chunk.count)
+        start = layout.offset(begin)
+        data = np.empty(layout.nbytes(end) - start if part else 0, np.uint8)
+        chunk.arrays.read(chunk.key, self.name, start, data)
+        found = blockwise.unpack(data, layout)
+        if self.is_scales:
+            scales = torch.zeros(math.prod(chunk.size), device="cpu")
+            scales[: found.scales.size] = torch.from_numpy(found.scales)
+            return scales[elements.start : elements.stop]
+        values = blockwise.dequantize(found, signed=SIGNED[form]) if wide else found.codes
+        return torch.from_numpy(values[part.start - begin : part.stop - begin])
+
     def rows(self, most: int) -> Iterator[Tensor]:
-        """Yield the whole array in order, in pieces of at most `most` bytes, or of one row."""
+        """Yield the values in order, in pieces of at most `most` bytes, or of one row."""
         if not self.shape:
-            yield from (self.read(chunk, (), ()) for chunk in self.chunks.values())
+            yield from (self.read(chunk, (), (), wide=True) for chunk in self.chunks.values())
             return
         count, *others = self.shape
-        step = max(1, most // max(1, self.dtype.itemsize * math.prod(others)))
+        step = max(1, most // max(1, self.wide.itemsize * math.prod(others)))
         for start in range(0, count, step):
             end = min(start + step, count)
-            piece = torch.empty([end - start, *others], dtype=self.dtype, device="cpu")
+            piece = torch.empty([end - start, *others], dtype=self.wide, device="cpu")
             for (first, *offset), chunk in self.chunks.items():
                 low, high = max(start, first), min(end, first + chunk.size[0])
                 if low < high:
@@ -112,7 +168,7 @@ class Array(NamedTuple):
                     place = piece[low - start : high - start]
                     for dim, at in enumerate(offset, 1):
                         place = place.narrow(dim, at, chunk.size[dim])
-                    place.copy_(self.read(chunk, begins, lengths))
+                    place.copy_(self.read(chunk, begins, lengths, wide=True))
             yield piece
 
 
@@ -298,7 +354,8 @@ class GenerationReader(StorageReader):
                 if value is None:
                     array = self.arrays[index.fqn]
                     chunk = array.chunks[tuple(index.offset or ())]
-                    value = array.read(chunk, item.storage_offsets, item.lengths)
+                    wide = planner.resolve_tensor(item).is_floating_point()
+                    value = array.read(chunk, item.storage_offsets, item.lengths, wide=wide)
                 target = planner.resolve_tensor(item).detach()
                 target.copy_(value)
                 planner.commit_tensor(item, target)
@@ -371,7 +428,11 @@ class GenerationReader(StorageReader):
             for moment in () if state is None else state["moments"]:
                 arrays.append(((self._optim, "state", name, moment), meta["arrays"][moment]))
             for path, array in arrays:
-                add(self.arrays, path, self._array(ranks, key, name, array))
+                found = self._array(ranks, key, name, array)
+                add(self.arrays, path, found)
+                if found.eight is not None:
+                    scales = self._array(ranks, key, name, array, is_scales=True)
+                    add(self.arrays, [*path[:-1], scales_of(path[-1])], scales)
             if state is not None and state["step"] is not None:
                 step = torch.tensor(float(state["step"]), device="cpu")
                 add(self.values, (self._optim, "state", name, "step"), step)
@@ -401,18 +462,27 @@ class GenerationReader(StorageReader):
         key: str,
         name: str,
         array: str,
+        *,
+        is_scales: bool = False,
     ) -> Array:
-        form = ranks[0][0]["formats"].get(array, "fp32")
+        form, stored = ranks[0][0]["formats"].get(array, "fp32"), ranks[0][0].get("blockwise")
+        eight = None
         if form not in DTYPES:
-            raise ResumeError(f"{array} of {name} in 16 or 32 bits", form)
+            if stored is None:
+                raise ResumeError(f"where the scales of {array} of {name} are", form)
+            eight = form, BlockLayout(*stored["block"])
         number, _, position = key.partition(".")
         shape, chunks = [], dict[Offset, _Chunk]()
         for meta, arrays in ranks:
             part = meta["shards"]["parts"][int(number)][int(position)]
             shape, offset, size = part or ([0], [0], [0])
-            if math.prod(size):
-                chunks.setdefault(tuple(offset), _Chunk(arrays, key, size))
+            count = math.prod(size)
+            if is_scales:
+                shape, offset, size = meta["blockwise"]["scales"][key]
+            if count:
+                chunks.setdefault(tuple(offset), _Chunk(arrays, key, size, count))
         found = sum(math.prod(each.size) for each in chunks.values())
-        if found != math.prod(shape):
+        if found != math.prod(shape) and not is_scales:  # an empty shard has none
             raise ResumeError(f"{math.prod(shape)} elements of {name}", str(found))
-        return Array(array, DTYPES[form], shape, chunks)
+        dtype = torch.float32 if is_scales else TENSORS[form]
+        return Array(array, dtype, shape, chunks, eight, is_scales)

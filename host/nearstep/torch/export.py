@@ -23,7 +23,6 @@ NAMES: Mapping[torch.dtype, str] = {
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
-    torch.uint8: "U8",
 }
 """Of dtypes, in these files."""
 
@@ -42,8 +41,8 @@ def export_safetensors(
 
     `model.safetensors` has the parameters, whole, by their names; `optimizer.safetensors` has the
     state of each as `state.NAME.exp_avg`, with `state.NAME.step`, and the options of the groups as
-    JSON, `param_groups` of its metadata. Both get their names when both are complete and flushed,
-    in place of older ones.
+    JSON, `param_groups` of its metadata. State in 8 bits is written in float32. Both get their
+    names when both are complete and flushed, in place of older ones.
 
     Parameters
     ----------
@@ -62,7 +61,8 @@ def export_safetensors(
     reader.read_metadata()
     with ExitStack() as ends:
         ends.callback(reader.close)
-        tensors = reader.arrays | {k: v for k, v in reader.values.items() if isinstance(v, Tensor)}
+        arrays = {k: each for k, each in reader.arrays.items() if not each.is_scales}
+        tensors = arrays | {k: v for k, v in reader.values.items() if isinstance(v, Tensor)}
         groups = {"param_groups": json.dumps(reader.groups)}
         files = []
         for file, prefix, more in ((MODEL, "model.", {}), (OPTIMIZER, "optim.", groups)):
@@ -90,7 +90,8 @@ def export_safetensors(
 
 def _write(path: Path, tensors: Mapping[str, Array | Tensor], metadata: Mapping[str, str]) -> None:
     with path.open("wb") as file:
-        listed = {key: (NAMES[each.dtype], list(each.shape)) for key, each in tensors.items()}
+        dtypes = {k: v.dtype if isinstance(v, Tensor) else v.wide for k, v in tensors.items()}
+        listed = {key: (NAMES[dtypes[key]], list(each.shape)) for key, each in tensors.items()}
         file.write(header(metadata, listed))
         for each in tensors.values():
             for piece in [each] if isinstance(each, Tensor) else each.rows(PIECE_BYTES):

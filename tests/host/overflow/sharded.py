@@ -51,6 +51,7 @@ from nearstep.torch.checkpoint import Array, GenerationReader, GenerationWriter
 from nearstep.torch.dtensor import local
 from nearstep.torch.errors import StateError
 from nearstep.torch.export import export_safetensors
+from nearstep.torch.formats import Quantized, dequantize
 from nearstep.torch.homes.errors import (
     RanksDifferError,
     RanksDisagreeError,
@@ -95,12 +96,16 @@ def tensor_parallel(mesh: DeviceMesh, dtype: torch.dtype = torch.float32) -> nn.
 
 HOMES = (
     ("fsdp", torch.float32, None),
+    ("fsdp", torch.uint8, None),
     ("fsdp", torch.bfloat16, None),
     ("tp", torch.float32, None),
     ("tp", torch.bfloat16, None),
+    ("tp", torch.uint8, None),
     ("fsdp", torch.float32, GOLDEN),
+    ("fsdp", torch.uint8, f"{GOLDEN}&state_format=dynamic8"),
 )
-"""How parameters are sharded, their dtype, and the device."""
+"""How parameters are sharded, their dtype, or that of the state of others in fp32, and the
+device."""
 
 HOW: dict[str, Callable[..., nn.Sequential]] = {"fsdp": fully, "tp": tensor_parallel}
 
@@ -139,10 +144,15 @@ def same(mesh: DeviceMesh, folder: Path, how: str, dtype: torch.dtype, device: A
     """As without drives, bit by bit; resumed, too, by other processes as if."""
     folder.mkdir(exist_ok=True)
     dist.barrier()
+    on: dict[str, Any] = {"device": device}
+    if dtype is torch.uint8:
+        dtype, on["state_dtype"] = torch.float32, dtype
     plain, drives = HOW[how](mesh, dtype), HOW[how](mesh, dtype)
-    reference = nearstep.optim.AdamW(plain.named_parameters(), lr=1e-2, device=device)
+    reference = nearstep.optim.AdamW(plain.named_parameters(), lr=1e-2, **on)
     memory = {"memory": "16KiB"} if how == "tp" else {}
-    optimizer = make(drives, folder, device=device, **memory)
+    if "state_dtype" in on:  # whole blocks
+        memory = {"memory": "512KiB"}
+    optimizer = make(drives, folder, **on, **memory)
     compared = 0
     for step in range(3):
         train(plain, reference, [step], how)
@@ -155,7 +165,7 @@ def same(mesh: DeviceMesh, folder: Path, how: str, dtype: torch.dtype, device: A
     with torch.no_grad():
         for each in again.parameters():
             each.zero_()
-    resumed = make(again, folder, True, device=device, **memory)
+    resumed = make(again, folder, True, **on, **memory)
     assert everything(again, resumed) == expected
     train(plain, reference, [3], how)
     train(again, resumed, [3], how)
@@ -599,6 +609,69 @@ def checkpoint(mesh: DeviceMesh, folder: Path, kinds: Sequence[str] = KINDS) -> 
     return compared
 
 
+def eight(mesh: DeviceMesh, folder: Path) -> int:
+    """State in 8 bits: each shard is quantized as a parameter of its own; other shards take its
+    values, and not its codes."""
+    folder.mkdir(exist_ok=True)
+    dist.barrier()
+    ranks, on = mesh.size(), {"state_dtype": torch.uint8}
+    made = fully(mesh)
+    optimizer, checks = make(made, folder, memory="512KiB", **on), 0
+    own = [nn.Parameter(local(p).clone()) for p in made.parameters()]
+    alone = nearstep.optim.AdamW(own, lr=1e-2, **on)
+    for step in range(3):
+        train(made, optimizer, [step])
+        for mine, p in zip(own, made.parameters(), strict=True):
+            assert p.grad is not None
+            mine.grad = local(p.grad).clone()
+        alone.step()
+    values = {}
+    for (name, p), mine in zip(made.named_parameters(), own, strict=True):
+        for key in ("exp_avg", "exp_avg_sq"):
+            codes, scales = (optimizer.state[p][each] for each in (key, f"{key}_scale"))
+            assert bits(local(codes)) == bits(alone.state[mine][key])
+            count = -(-mine.numel() // 256)
+            assert bits(local(scales).flatten()[:count]) == bits(alone.state[mine][f"{key}_scale"])
+            assert not local(scales).flatten()[count:].any()
+            assert scales.placements == p.placements
+            form = optimizer.layout.quantized[key]
+            wide = dequantize(Quantized(codes, scales), form)
+            values[f"{name}.{key}"] = bits(on_tensors(wide))
+            checks += 1
+    optimizer.keep("kept")
+    expected = everything(made, optimizer)
+    optimizer.store.close()
+    dist.barrier()
+
+    def read(into: nn.Sequential, kind: Any, **more: Any) -> Any:
+        found = kind(into.named_parameters(), lr=0.5, **more)
+        load(into, found, GenerationReader(places(folder, ranks), name="kept"))
+        return found
+
+    again = fully(mesh)
+    assert everything(again, read(again, nearstep.optim.AdamW, **on)) == expected
+    for other in (fully(mesh), model()):
+        found = read(other, torch.optim.AdamW, fused=True)
+        read_back = whole(other, found)
+        assert {name: read_back[name] for name in values} == values
+        checks += 1
+    columns = model()
+    fully_shard(columns[0], mesh=mesh, shard_placement_fn=lambda p: Shard(p.dim() - 1))
+    fully_shard(columns, mesh=mesh)
+    for other in (model(), columns):
+        with pytest.raises(CheckpointException, match=r"Size mismatch .*_scale"):
+            read(other, nearstep.optim.AdamW, **on)
+        checks += 1
+    if dist.get_rank() == 0:
+        files = export_safetensors(places(folder, ranks), folder / "out")
+        for key, value in load_file(files[1]).items():
+            if not key.endswith(".step"):
+                assert bits(value) == values[key.removeprefix("state.")]
+                checks += 1
+    dist.barrier()
+    return checks
+
+
 class Recorded(NamedTuple):
     """What a rank has done to its drive.
 
@@ -655,7 +728,7 @@ def recorded(mesh: DeviceMesh, steps: int = 3) -> Recorded:
 def two_ranks(mesh: DeviceMesh, folder: Path, *, deep: bool) -> dict[str, int]:
     """Run the programs, and return how many checks each has made."""
     found, kinds = {}, KINDS if deep else ("torch", "alone")
-    for how, dtype, device in HOMES if deep else HOMES[:1]:
+    for how, dtype, device in HOMES if deep else HOMES[:2]:
         name = f"{how} {dtype} {device}"
         found[name] = same(mesh, folder / f"same{len(found)}", how, dtype, device)
     found["refused"] = refused(mesh, folder / "refused")
@@ -663,6 +736,7 @@ def two_ranks(mesh: DeviceMesh, folder: Path, *, deep: bool) -> dict[str, int]:
     found["one fails"] = one_fails(mesh, folder / "fails")
     found["apart"] = apart(mesh, folder / "apart")
     found["full"] = full(mesh, folder / "full")
+    found["eight"] = eight(mesh, folder / "eight")
     found["restored"] = restored(mesh, folder / "restored")
     found["checkpoint"] = checkpoint(mesh, folder / "checkpoint", kinds)
     return found

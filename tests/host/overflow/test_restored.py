@@ -104,7 +104,7 @@ def test_what_is_not_kept_is_refused_and_nothing_is_lost(tmp_path: Path) -> None
         with pytest.raises(ResumeError, match="a generation named 'worst', not 'best'"):
             JOB.resumed(url, "worst", drives=on.store, **more)
         with pytest.raises(ResumeError, match="it was changed"):  # when it is restored already
-            JOB.resumed(url, "best", drives=on.store, state_dtype=torch.uint8, **more)
+            JOB.resumed(url, "best", drives=on.store, state_dtype=torch.uint8, memory="1MiB")
         assert on.store.generation == number
         assert everything(*JOB.resumed(url, drives=on.store, **more)) == last
     (tmp_path / "drive").touch()

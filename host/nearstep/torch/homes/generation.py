@@ -10,14 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from nearstep.backends.base import Completion
+from nearstep.blockwise import BlockLayout
 from nearstep.placement import Extent
 from nearstep.storage.aligned import AlignedPool
 from nearstep.storage.generation import GenerationView
 from nearstep.stripes import Stripes
 from nearstep.torch import convert
+from nearstep.torch.dtensor import chunk
 from nearstep.torch.errors import StateError
+from nearstep.torch.formats import scales_shape
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.homes.opening import describe, keys
 from nearstep.torch.homes.segments import HELD_BACK, DriveSegment, StoredArray
@@ -55,8 +59,10 @@ def pack(
     parts : as of `nearstep.torch.homes.opening.shards`.
     """
     groups, names = owner.param_groups, keys(owner.param_groups)
-    saves = owner.table.settings.save_residual
+    saves, blocks = owner.table.settings.save_residual, owner.table.formats.blocks
+    eight = {} if blocks is None else {"blockwise": _blockwise(blocks, names)}
     return {
+        **eight,
         "version": VERSION,
         "owner": _name(owner),
         "rule": owner.computes,
@@ -120,6 +126,12 @@ def digest(rule: Optimizer, source: str) -> str:
     forms = [each.digest for each in rule.all_forms]
     text = json.dumps([forms, sorted(rule.state.items()), rule.counts, *filter(None, [source])])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _blockwise(blocks: BlockLayout, names: Mapping[Tensor, str]) -> dict[str, Any]:
+    """Return how arrays in 8 bits lie on the drives, and `chunk` of the scales of parameters."""
+    scales = {name: chunk(p, scales_shape(p)) for p, name in names.items() if not is_lazy(p)}
+    return {"block": [blocks.elements, blocks.scale_bytes], "scales": scales}
 
 
 def _name(owner: Owner) -> str:
