@@ -65,13 +65,13 @@ class _Chunk(NamedTuple):
     arrays : of the rank.
     key : of the parameter on its drives.
     size : shape.
-    count : elements of the parameter that the rank has.
+    elements : of the parameter, that the rank has.
     """
 
     arrays: SavedArrays
     key: str
     size: Sequence[int]
-    count: int
+    elements: int
 
 
 class Array(NamedTuple):
@@ -136,9 +136,9 @@ class Array(NamedTuple):
         self, form: str, layout: BlockLayout, chunk: _Chunk, elements: range, wide: bool
     ) -> Tensor:
         """Read elements of an array in 8 bits: whole blocks of it."""
-        part = range(chunk.count) if self.is_scales else elements
+        part = range(chunk.elements) if self.is_scales else elements
         begin = part.start // layout.elements * layout.elements
-        end = min(-(-part.stop // layout.elements) * layout.elements, chunk.count)
+        end = min(-(-part.stop // layout.elements) * layout.elements, chunk.elements)
         start = layout.offset(begin)
         data = np.empty(layout.nbytes(end) - start if part else 0, np.uint8)
         chunk.arrays.read(chunk.key, self.name, start, data)

@@ -96,7 +96,7 @@ def _write(path: Path, tensors: Mapping[str, Array | Tensor], metadata: Mapping[
         for each in tensors.values():
             for piece in [each] if isinstance(each, Tensor) else each.rows(PIECE_BYTES):
                 if piece.numel():
-                    file.write(piece.contiguous().reshape(-1).view(torch.uint8).numpy())
+                    file.write(piece.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
 

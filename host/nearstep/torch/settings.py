@@ -22,7 +22,7 @@ from nearstep.storage.drive_set import check_places
 from nearstep.storage.store import Store
 from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.convert import NAMES
-from nearstep.torch.dtensor import is_dtensor, is_sharded
+from nearstep.torch.dtensor import is_sharded
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.blockwise import DYNAMIC8, SIGNED
@@ -441,11 +441,6 @@ class Settings:
         UnsupportedOptionError
         """
         found = list(parameters)
-        is_of_cards = self.overflow is not None and self.overflow.memory is None
-        if self.overflow is not None and is_of_cards and any(map(is_dtensor, found)):
-            reason = "drives of cards keep no shards of parameters: give those of the host, with a "
-            reason += "device without drives"
-            raise UnsupportedOptionError("drives", self.overflow.drives, reason)
         if self.max_grad_norm is not None and any(map(is_sharded, found)):
             reason = "the device knows the norm of this process's shards, not of the whole; call "
             reason += "torch.nn.utils.clip_grad_norm_ before the step"

@@ -67,6 +67,8 @@ from .jobs import Drives, bits, images
 
 SEED = 11
 GOLDEN = "golden:axdimm?memory_bytes=1MiB"
+CARD = "golden:smartssd?memory_bytes=1MiB"
+ON_CARDS = "cards=2&chunk_bytes=512&subgroup_elements=128"
 MEMORY = "8KiB"
 """Of `host:`, for one of the large parameters, and not for two."""
 
@@ -103,6 +105,7 @@ HOMES = (
     ("tp", torch.uint8, None),
     ("fsdp", torch.float32, GOLDEN),
     ("fsdp", torch.uint8, f"{GOLDEN}&state_format=dynamic8"),
+    ("fsdp", torch.float32, CARD),
 )
 """How parameters are sharded, their dtype, or that of the state of others in fp32, and the
 device."""
@@ -135,6 +138,9 @@ def everything(made: nn.Sequential, optimizer: Any) -> dict[str, bytes]:
 def make(made: nn.Module, folder: Path, resume: Any = False, **on: Any) -> Any:
     """An optimizer with this rank's drive."""
     place = folder / f"rank{dist.get_rank()}"
+    if on.get("device") == CARD:
+        on = {**on, "device": f"{CARD}&{ON_CARDS}&drive={place}"}
+        return nearstep.optim.AdamW(made.named_parameters(), lr=1e-2, resume=resume, **on)
     memory = "24KiB" if on.get("device") else MEMORY
     given = {"lr": 1e-2, "drives": [place], "memory": memory, "resume": resume, **on}
     return nearstep.optim.AdamW(made.named_parameters(), **given)
@@ -174,7 +180,16 @@ def same(mesh: DeviceMesh, folder: Path, how: str, dtype: torch.dtype, device: A
     assert everything(again, resumed) == everything(plain, reference)
     meta = resumed.store.meta
     assert meta["made"][:2] == [5, 0]
+    expected = whole(again, resumed)
     resumed.store.close()
+    if device == CARD:
+        dist.barrier()
+        with pytest.raises(DriveVanishedError if dist.get_rank() else RanksDifferError):
+            make(again, folder / ("none" if dist.get_rank() else ""), True, **on)
+        other = HOW[how](mesh, dtype)
+        torchs = torch.optim.AdamW(other.named_parameters(), lr=0.5, fused=True)
+        load(other, torchs, GenerationReader([folder / f"rank{r}" for r in range(mesh.size())]))
+        assert whole(other, torchs) == expected
     return compared
 
 
@@ -614,7 +629,7 @@ def eight(mesh: DeviceMesh, folder: Path) -> int:
     values, and not its codes."""
     folder.mkdir(exist_ok=True)
     dist.barrier()
-    ranks, on = mesh.size(), {"state_dtype": torch.uint8}
+    ranks, on = mesh.size(), dict[str, Any](state_dtype=torch.uint8)
     made = fully(mesh)
     optimizer, checks = make(made, folder, memory="512KiB", **on), 0
     own = [nn.Parameter(local(p).clone()) for p in made.parameters()]
@@ -633,7 +648,7 @@ def eight(mesh: DeviceMesh, folder: Path) -> int:
             count = -(-mine.numel() // 256)
             assert bits(local(scales).flatten()[:count]) == bits(alone.state[mine][f"{key}_scale"])
             assert not local(scales).flatten()[count:].any()
-            assert scales.placements == p.placements
+            assert scales.placements == codes.placements
             form = optimizer.layout.quantized[key]
             wide = dequantize(Quantized(codes, scales), form)
             values[f"{name}.{key}"] = bits(on_tensors(wide))

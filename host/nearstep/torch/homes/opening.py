@@ -92,7 +92,8 @@ class OpenStore:
         chosen = options.generation is not None and ranks is None
         self._is_agreed = options.resume is False or chosen
         try:
-            if cards and self._resumes and not options.others and not isinstance(drives, Store):
+            moves = cards and self._resumes and not self._is_shared  # ranks would not move at once
+            if moves and not options.others and not isinstance(drives, Store):
                 self._left = moved_from([str(each) for each in drives], owner)
             others = drives_of(options.others) if options.others else self._left
             if others:
