@@ -181,7 +181,8 @@ class GenerationWriter(StorageWriter, AsyncStager):
     A generation is that of all ranks between two steps, and cannot change once it is kept. So
     `torch.distributed.checkpoint.async_save` commits it before it returns, as its staging, and
     copies nothing; errors are raised at once, on all ranks. What is left to its thread are torch's
-    collectives, which should have a process group of their own.
+    collectives, which should have a process group of their own, and run in a thread: an optimizer
+    with drives cannot be sent to another process (UnsupportedOptionError).
 
     Parameters
     ----------
@@ -272,15 +273,15 @@ class GenerationReader(StorageReader):
         `model.named_parameters()`, and the drives have them.
     model, optim : keys of the state dict.
 
-    Raises
-    ------
-    ResumeError : on reading: shards are missing, or are not of one optimizer and generation.
-    StorageError
-
     Attributes
     ----------
     arrays, values : what `read_metadata` found, by key: arrays on drives, and all else.
     groups : options of each group, with the names of its parameters as `params`.
+
+    Raises
+    ------
+    ResumeError : on reading: shards are missing, or are not of one optimizer and generation.
+    StorageError
     """
 
     def __init__(

@@ -23,6 +23,7 @@ from nearstep.torch.homes.generation import (
     SavedArrays,
     StepState,
     pack,
+    parts_of,
     read_residual,
     reshard,
     unpack,
@@ -30,7 +31,7 @@ from nearstep.torch.homes.generation import (
 )
 from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.homes.host_changes import ChangedParameterError
-from nearstep.torch.homes.opening import OpenStore, keys, shards
+from nearstep.torch.homes.opening import OpenStore, keys
 from nearstep.torch.homes.resume import REPLACES, Made
 from nearstep.torch.homes.segments import (
     GRADIENTS,
@@ -513,10 +514,10 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             state.residual_saved()
 
     def _parts(self, owner: Owner) -> Mapping[str, Any]:
-        """Return `shards` of the groups, which change with the parameters alone."""
+        """Return `parts_of` the optimizer."""
         sizes = [len(owner.table.parameters), *(len(each["params"]) for each in owner.param_groups)]
         if self._shards is None or self._shards[0] != sizes:
-            self._shards = sizes, shards(owner.param_groups)
+            self._shards = sizes, parts_of(owner)
         return self._shards[1]
 
     def _resume(self, owner: Owner) -> None:

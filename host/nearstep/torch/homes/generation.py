@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from nearstep.backends.base import Completion
-from nearstep.blockwise import BlockLayout
 from nearstep.placement import Extent
 from nearstep.storage.aligned import AlignedPool
 from nearstep.storage.generation import GenerationView
@@ -23,7 +22,7 @@ from nearstep.torch.dtensor import chunk
 from nearstep.torch.errors import StateError
 from nearstep.torch.formats import scales_shape
 from nearstep.torch.homes.errors import ResumeError
-from nearstep.torch.homes.opening import describe, keys
+from nearstep.torch.homes.opening import describe, keys, shards
 from nearstep.torch.homes.segments import HELD_BACK, DriveSegment, StoredArray
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState, count
@@ -56,18 +55,16 @@ def pack(
     Parameters
     ----------
     layout : of the arrays; see `nearstep.torch.homes.durable.DurableHome.layout`.
-    parts : as of `nearstep.torch.homes.opening.shards`.
+    parts : as of `parts_of`.
     """
     groups, names = owner.param_groups, keys(owner.param_groups)
-    saves, blocks = owner.table.settings.save_residual, owner.table.formats.blocks
-    eight = {} if blocks is None else {"blockwise": _blockwise(blocks, names)}
+    saves = owner.table.settings.save_residual
     return {
-        **eight,
+        **parts,
         "version": VERSION,
         "owner": _name(owner),
         "rule": owner.computes,
         "layout": layout,
-        "shards": parts,
         "names": [group.get("param_names") for group in groups],
         "arrays": dict(owner.table.layout.moments),
         "formats": dict(owner.table.formats.state),
@@ -128,10 +125,15 @@ def digest(rule: Optimizer, source: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _blockwise(blocks: BlockLayout, names: Mapping[Tensor, str]) -> dict[str, Any]:
-    """Return how arrays in 8 bits lie on the drives, and `chunk` of the scales of parameters."""
-    scales = {name: chunk(p, scales_shape(p)) for p, name in names.items() if not is_lazy(p)}
-    return {"block": [blocks.elements, blocks.scale_bytes], "scales": scales}
+def parts_of(owner: Owner) -> dict[str, Any]:
+    """Return the meta data that changes with the parameters alone: what this process has of each,
+    and with state in 8 bits how that lies on the drives, and `chunk` of the scales."""
+    parts = {"shards": shards(owner.param_groups)}
+    blocks, names = owner.table.formats.blocks, keys(owner.param_groups)
+    if blocks is not None:
+        scales = {name: chunk(p, scales_shape(p)) for p, name in names.items() if not is_lazy(p)}
+        parts["blockwise"] = {"block": [blocks.elements, blocks.scale_bytes], "scales": scales}
+    return parts
 
 
 def _name(owner: Owner) -> str:
