@@ -139,7 +139,8 @@ class Adam(DeviceOptimizer, optimizer="adam"):
     resume : resume parameters, state and options of groups from the last step on the drives.
         `"if-any"`: if there is one. `"common"`: from the last step that the drives of all ranks
         have, as always with sharded parameters; a number: from this
-        generation. Paths of other drives, of any number and of any device, or their folder: copy
+        generation; a text that is no path: back to the generation that is kept under this name, in
+        place. Paths of other drives, of any number and of any device, or their folder: copy
         the step from these first, without changing them.
     transfer_handler : on cards with drives: `overlapped`: one subgroup is read and another written
         while a third is updated; or `naive`: sequential (Smart-Infinity, figure 5).

@@ -10,7 +10,16 @@ import typer
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress, SpinnerColumn, TextColumn, TransferSpeedColumn
 
-from nearstep.cli.outcome import FAILED, AsJson, group, print_json, print_table, reported, table_of
+from nearstep.cli.outcome import (
+    FAILED,
+    AsJson,
+    group,
+    print_json,
+    print_table,
+    reported,
+    table_of,
+    working,
+)
 from nearstep.storage.check import SetReport, check_drives, sets_of
 from nearstep.storage.drive import QUEUE_DEPTH
 from nearstep.storage.drive_errors import (
@@ -59,6 +68,37 @@ def check(
             _print(report)
     if not all(report.whole for report in reports):
         raise typer.Exit(FAILED)
+
+
+@app.command("export")
+def export(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR|FILE...",
+            help="Drives of all ranks, or folders with drives.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="Folder of the two files.", show_default=False),
+    ],
+    name: Annotated[
+        str, typer.Option(help="Of a generation that is kept; without: the last one of all ranks.")
+    ] = "",
+) -> None:
+    """Write a generation to model.safetensors and optimizer.safetensors.
+
+    All ranks' shards become whole tensors, a piece at a time. The drives are only read.
+    """
+    with reported(wrong=(StorageError,), failed=DRIVES), working("import of torch") as report:
+        from nearstep.torch.export import export_safetensors  # torch is an extra
+
+        report("export")
+        files = export_safetensors(list(sets_of(paths).values()), output, name=name)
+    for each in files:
+        typer.echo(f"{each}: {each.stat().st_size / 1e6:.1f} MB")
 
 
 def _checked(paths: list[Path], direct: bool, queue_depth: int) -> list[SetReport]:

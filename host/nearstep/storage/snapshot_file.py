@@ -46,7 +46,7 @@ OLD_MAGIC = b"NSCOARSE"
 GENERATION_DIGITS = 6
 CHUNK_BYTES = 1 << 20
 
-DTYPES: Mapping[str, int] = {"F32": 4, "U8": 1}
+DTYPES: Mapping[str, int] = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 """Bytes of an element, by the name that safetensors gives the dtype."""
 
 Arrays = dict[str, NDArray[Any]]
@@ -185,20 +185,28 @@ def _pieces(
     dtype: str,
 ) -> Iterator[bytes]:
     """Yield the bytes of a file, but for its digest."""
-    header: dict[str, Any] = {METADATA: {FORMAT: str(VERSION)}}
-    end = 0
-    for name, shape in shapes.items():
-        whole = [devices, *shape]
-        start, end = end, end + DTYPES[dtype] * math.prod(whole)
-        header[name] = {"dtype": dtype, "shape": whole, "data_offsets": [start, end]}
-    limits = [end, end + DIGEST_BYTES]
-    header[DIGEST] = {"dtype": "U8", "shape": [DIGEST_BYTES], "data_offsets": limits}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % LENGTH.size)  # so that the data is aligned
-    yield LENGTH.pack(len(text)) + text
+    tensors = {name: (dtype, [devices, *shape]) for name, shape in shapes.items()}
+    yield header({FORMAT: str(VERSION)}, {**tensors, DIGEST: ("U8", [DIGEST_BYTES])})
     for number in range(len(shapes)):
         for device in range(devices):
             yield read(number, device).tobytes()
+
+
+def header(metadata: Mapping[str, str], tensors: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
+    """Return what a file in the format of safetensors begins with.
+
+    Parameters
+    ----------
+    tensors : dtype of `DTYPES` and shape of each tensor, in the order of their data.
+    """
+    listed: dict[str, Any] = {METADATA: metadata}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + DTYPES[dtype] * math.prod(shape)
+        listed[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(listed, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % LENGTH.size)  # so that the data is aligned
+    return LENGTH.pack(len(text)) + text
 
 
 def _read(path: Path) -> Arrays:

@@ -416,10 +416,29 @@ class Store:
         with self._lock:
             self._check_writable(f"drop {name!r}")
             if name not in self._transaction.kept:
-                raise ArgumentError(
-                    f"name must be one of {sorted(self._transaction.kept)}, not {name!r}"
-                )
+                raise self._no_kept(name)
             del self._transaction.kept[name]
+
+    def restore(self, name: str) -> GenerationView:
+        """Begin the next generation with the tensors of a kept one, in place of those since the
+        last commit: no data is copied.
+
+        Raises
+        ------
+        ArgumentError : there is no generation of this name.
+        """
+        with self._lock:
+            self._check_writable(f"restore {name!r}")
+            if name not in self._transaction.kept:
+                raise self._no_kept(name)
+            self._in_flight.join_all()
+            self._transaction = self._transaction.next()
+            found = self._transaction.kept[name]
+            self._transaction.tensors = dict(found.tensors)
+            return self.at(found.number)
+
+    def _no_kept(self, name: str) -> ArgumentError:
+        return ArgumentError(f"name must be one of {sorted(self._transaction.kept)}, not {name!r}")
 
     def drop_other(self) -> None:
         """Free the blocks of the previous generation now instead of at the next commit."""

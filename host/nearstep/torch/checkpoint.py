@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -28,17 +29,23 @@ from torch.distributed.checkpoint.planner import (
     SavePlan,
     SavePlanner,
 )
+from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
+from nearstep import blockwise
+from nearstep.blockwise import BlockLayout
 from nearstep.storage.store import Store
 from nearstep.torch.convert import DTYPES
 from nearstep.torch.errors import StateError
+from nearstep.torch.formats import TENSORS
 from nearstep.torch.homes.errors import RanksDifferError, ResumeError
 from nearstep.torch.homes.generation import SavedArrays, options_of
 from nearstep.torch.homes.opening import drives_of
-from nearstep.torch.homes.resume import Made, steps_of
+from nearstep.torch.homes.resume import Made, newest, steps_of
+from nearstep.torch.layout import scales_of
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep_spec.blockwise import SIGNED
 
 WORDS: Mapping[torch.dtype, type] = {
     torch.float32: np.float32,
@@ -58,20 +65,35 @@ class _Chunk(NamedTuple):
     arrays : of the rank.
     key : of the parameter on its drives.
     size : shape.
+    elements : of the parameter, that the rank has.
     """
 
     arrays: SavedArrays
     key: str
     size: Sequence[int]
+    elements: int
 
 
-class _Array(NamedTuple):
-    """An array of a parameter: its chunks by their offsets."""
+class Array(NamedTuple):
+    """An array of a parameter: its chunks by their offsets.
+
+    Attributes
+    ----------
+    eight : of an array in 8 bits: its format, and how it lies on the drives.
+    is_scales : these are its scales, not its codes.
+    """
 
     name: str
     dtype: torch.dtype
     shape: Sequence[int]
     chunks: Mapping[Offset, _Chunk]
+    eight: tuple[str, BlockLayout] | None = None
+    is_scales: bool = False
+
+    @property
+    def wide(self) -> torch.dtype:
+        """Dtype of the values."""
+        return self.dtype if self.eight is None else torch.float32
 
     def metadata(self) -> TensorStorageMetadata:
         chunks = [
@@ -81,23 +103,86 @@ class _Array(NamedTuple):
         properties = TensorProperties(dtype=self.dtype)
         return TensorStorageMetadata(properties, torch.Size(self.shape), chunks)
 
-    def read(self, chunk: _Chunk, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
-        """Read a part of a chunk: its rows, of which other dimensions are cut in memory."""
+    def read(
+        self,
+        chunk: _Chunk,
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        wide: bool = False,
+    ) -> Tensor:
+        """Read a part of a chunk: its rows, of which other dimensions are cut in memory.
+
+        Parameters
+        ----------
+        wide : values in float32 instead of codes.
+        """
         row = math.prod(chunk.size[1:])
         first, rows = (offsets[0], lengths[0]) if chunk.size else (0, 1)
-        out: NDArray[Any] = np.empty(rows * row, WORDS[self.dtype])
-        chunk.arrays.read(chunk.key, self.name, first * row, out)
-        found = torch.from_numpy(out).view(self.dtype).view([rows, *chunk.size[1:]][: len(lengths)])
+        if self.eight is None:
+            out: NDArray[Any] = np.empty(rows * row, WORDS[self.dtype])
+            chunk.arrays.read(chunk.key, self.name, first * row, out)
+            flat = torch.from_numpy(out).view(self.dtype)
+        else:
+            flat = self._read_eight(
+                *self.eight, chunk, range(first * row, (first + rows) * row), wide
+            )
+        found = flat.view([rows, *chunk.size[1:]][: len(lengths)])
         for dim, (start, length) in enumerate(zip(offsets, lengths, strict=True)):
             found = found.narrow(dim, start, length) if dim else found
         return found
 
+    def _read_eight(
+        self, form: str, layout: BlockLayout, chunk: _Chunk, elements: range, wide: bool
+    ) -> Tensor:
+        """Read elements of an array in 8 bits: whole blocks of it."""
+        part = range(chunk.elements) if self.is_scales else elements
+        begin = part.start // layout.elements * layout.elements
+        end = min(-(-part.stop // layout.elements) * layout.elements, chunk.elements)
+        start = layout.offset(begin)
+        data = np.empty(layout.nbytes(end) - start if part else 0, np.uint8)
+        chunk.arrays.read(chunk.key, self.name, start, data)
+        found = blockwise.unpack(data, layout)
+        if self.is_scales:
+            scales = torch.zeros(math.prod(chunk.size), device="cpu")
+            scales[: found.scales.size] = torch.from_numpy(found.scales)
+            return scales[elements.start : elements.stop]
+        values = blockwise.dequantize(found, signed=SIGNED[form]) if wide else found.codes
+        return torch.from_numpy(values[part.start - begin : part.stop - begin])
 
-class GenerationWriter(StorageWriter):
+    def rows(self, most: int) -> Iterator[Tensor]:
+        """Yield the values in order, in pieces of at most `most` bytes, or of one row."""
+        if not self.shape:
+            yield from (self.read(chunk, (), (), wide=True) for chunk in self.chunks.values())
+            return
+        count, *others = self.shape
+        step = max(1, most // max(1, self.wide.itemsize * math.prod(others)))
+        for start in range(0, count, step):
+            end = min(start + step, count)
+            piece = torch.empty([end - start, *others], dtype=self.wide, device="cpu")
+            for (first, *offset), chunk in self.chunks.items():
+                low, high = max(start, first), min(end, first + chunk.size[0])
+                if low < high:
+                    lengths = [high - low, *chunk.size[1:]]
+                    begins = [low - first, *(0 for _ in offset)]
+                    place = piece[low - start : high - start]
+                    for dim, at in enumerate(offset, 1):
+                        place = place.narrow(dim, at, chunk.size[dim])
+                    place.copy_(self.read(chunk, begins, lengths, wide=True))
+            yield piece
+
+
+class GenerationWriter(StorageWriter, AsyncStager):
     """Keeps a generation of the drives as a checkpoint: saving is a commit, without a copy.
 
     The state dict has the parameters of the optimizer's model, and its state, under the keys of
     `GenerationReader`, which reads the checkpoint by its name. Training goes on while it is kept.
+
+    A generation is that of all ranks between two steps, and cannot change once it is kept. So
+    `torch.distributed.checkpoint.async_save` commits it before it returns, as its staging, and
+    copies nothing; errors are raised at once, on all ranks. What is left to its thread are torch's
+    collectives, which should have a process group of their own, and run in a thread: an optimizer
+    with drives cannot be sent to another process (UnsupportedOptionError).
 
     Parameters
     ----------
@@ -116,10 +201,25 @@ class GenerationWriter(StorageWriter):
     ) -> None:
         self._optimizer, self._name = optimizer, name
         self._model, self._optim = model, optim
+        self._is_staged = False
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         return False  # a writer is made for an optimizer
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Commit a generation on all ranks, or on none; nothing is copied."""
+        with self._optimizer.together():
+            self._check(flatten_state_dict(state_dict)[0])
+            self._optimizer.keep(self._name)
+        self._is_staged = True
+        return state_dict
+
+    def synchronize_staging(self) -> None:
+        """Nothing is left to wait for."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """The name is the writer's."""
@@ -128,22 +228,27 @@ class GenerationWriter(StorageWriter):
         """All ranks do the same."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        if not self._is_staged:
+            self._check(each.index.fqn for each in plan.items)
+        return plan
+
+    def _check(self, keys: Iterable[str]) -> None:
         """Check that the drives have all values."""
         groups = self._optimizer.param_groups
         known = {f"{self._model}.{n}" for group in groups for n in group.get("param_names", ())}
-        for each in plan.items:
-            key = each.index.fqn
+        for key in keys:
             if key not in known and not key.startswith(f"{self._optim}."):
                 expected = "be a parameter of an optimizer of model.named_parameters()"
                 raise StateError(key, expected, "a value that drives do not have")
-        return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Commit a generation on all ranks, or on none."""
-        self._optimizer.keep(self._name)
+        """Commit a generation on all ranks, or on none, unless that is done."""
+        if not self._is_staged:
+            self._optimizer.keep(self._name)
+        self._is_staged = False
         done: Future[list[WriteResult]] = Future()
         done.set_result([])
         return done
@@ -168,6 +273,11 @@ class GenerationReader(StorageReader):
         `model.named_parameters()`, and the drives have them.
     model, optim : keys of the state dict.
 
+    Attributes
+    ----------
+    arrays, values : what `read_metadata` found, by key: arrays on drives, and all else.
+    groups : options of each group, with the names of its parameters as `params`.
+
     Raises
     ------
     ResumeError : on reading: shards are missing, or are not of one optimizer and generation.
@@ -188,8 +298,9 @@ class GenerationReader(StorageReader):
         self._names = names
         self._model, self._optim = model, optim
         self._opened = ExitStack()
-        self._arrays: dict[str, _Array] = {}
-        self._values: dict[str, Any] = {}
+        self.arrays: dict[str, Array] = {}
+        self.values: dict[str, Any] = {}
+        self.groups: list[dict[str, Any]] = []
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -200,21 +311,21 @@ class GenerationReader(StorageReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Open all drives, and list what their last common generation has."""
-        self._close()
+        self.close()
         try:
             ranks = self._open()
             paths = self._list(ranks)
         except BaseException:
-            self._close()
+            self.close()
             raise
-        listed: dict[str, Any] = {key: each.metadata() for key, each in self._arrays.items()}
+        listed: dict[str, Any] = {key: each.metadata() for key, each in self.arrays.items()}
         listed |= {
             key: TensorStorageMetadata(
                 TensorProperties(), torch.Size(), [ChunkStorageMetadata(torch.Size(), torch.Size())]
             )
             if isinstance(value, Tensor)
             else BytesStorageMetadata()
-            for key, value in self._values.items()
+            for key, value in self.values.items()
         }
         return Metadata(listed, planner_data=paths)
 
@@ -234,7 +345,7 @@ class GenerationReader(StorageReader):
         try:
             for item in plan.items:
                 index = item.storage_index
-                value = self._values.get(index.fqn)
+                value = self.values.get(index.fqn)
                 if item.type == LoadItemType.BYTE_IO:
                     data = io.BytesIO()
                     torch.save(value, data)
@@ -242,21 +353,23 @@ class GenerationReader(StorageReader):
                     planner.load_bytes(item, data)
                     continue
                 if value is None:
-                    array = self._arrays[index.fqn]
+                    array = self.arrays[index.fqn]
                     chunk = array.chunks[tuple(index.offset or ())]
-                    value = array.read(chunk, item.storage_offsets, item.lengths)
+                    wide = planner.resolve_tensor(item).is_floating_point()
+                    value = array.read(chunk, item.storage_offsets, item.lengths, wide=wide)
                 target = planner.resolve_tensor(item).detach()
                 target.copy_(value)
                 planner.commit_tensor(item, target)
         finally:
-            self._close()
+            self.close()
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Close the drives."""
         self._opened.close()
-        self._arrays, self._values = {}, {}
+        self.arrays, self.values, self.groups = {}, {}, []
 
     def _open(self) -> list[tuple[Mapping[str, Any], SavedArrays]]:
         """Open the last generation that all have; return meta data and arrays by rank."""
@@ -269,12 +382,12 @@ class GenerationReader(StorageReader):
             if not each:
                 named = f" named {self._name!r}" if self._name else ""
                 raise ResumeError(f"a generation{named} with its shards", f"none on {places}")
-        shared = set.intersection(*(set(each.values()) for each in held))
-        if not shared:
+        shared = newest(held)
+        if shared is None:
             raise RanksDifferError(steps_of(dict(enumerate(held))), None)
         found = []
         for store, each in zip(stores, held, strict=True):
-            view = store.at(next(n for n, made in each.items() if made == max(shared)))
+            view = store.at(next(n for n, made in each.items() if made == shared))
             found.append((view.meta, SavedArrays(view)))
         found.sort(key=lambda pair: pair[0]["shards"]["rank"])
         first = found[0][0]
@@ -316,14 +429,19 @@ class GenerationReader(StorageReader):
             for moment in () if state is None else state["moments"]:
                 arrays.append(((self._optim, "state", name, moment), meta["arrays"][moment]))
             for path, array in arrays:
-                add(self._arrays, path, self._array(ranks, key, name, array))
+                found = self._array(ranks, key, name, array)
+                add(self.arrays, path, found)
+                if found.eight is not None:
+                    scales = self._array(ranks, key, name, array, is_scales=True)
+                    add(self.arrays, [*path[:-1], scales_of(path[-1])], scales)
             if state is not None and state["step"] is not None:
                 step = torch.tensor(float(state["step"]), device="cpu")
-                add(self._values, (self._optim, "state", name, "step"), step)
+                add(self.values, (self._optim, "state", name, "step"), step)
         for number, options in enumerate(options_of(meta)):
             own = [name for key, name in named.items() if key.startswith(f"{number}.")]
-            for option, value in {**options, "params": own, "param_names": own}.items():
-                add(self._values, (self._optim, "param_groups", number, option), value)
+            self.groups.append({**options, "params": own})
+            for option, value in {**self.groups[-1], "param_names": own}.items():
+                add(self.values, (self._optim, "param_groups", number, option), value)
         return paths
 
     def _named(self, meta: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -345,18 +463,27 @@ class GenerationReader(StorageReader):
         key: str,
         name: str,
         array: str,
-    ) -> _Array:
-        form = ranks[0][0]["formats"].get(array, "fp32")
+        *,
+        is_scales: bool = False,
+    ) -> Array:
+        form, stored = ranks[0][0]["formats"].get(array, "fp32"), ranks[0][0].get("blockwise")
+        eight = None
         if form not in DTYPES:
-            raise ResumeError(f"{array} of {name} in 16 or 32 bits", form)
+            if stored is None:
+                raise ResumeError(f"where the scales of {array} of {name} are", form)
+            eight = form, BlockLayout(*stored["block"])
         number, _, position = key.partition(".")
         shape, chunks = [], dict[Offset, _Chunk]()
         for meta, arrays in ranks:
             part = meta["shards"]["parts"][int(number)][int(position)]
             shape, offset, size = part or ([0], [0], [0])
-            if math.prod(size):
-                chunks.setdefault(tuple(offset), _Chunk(arrays, key, size))
+            count = math.prod(size)
+            if is_scales:
+                shape, offset, size = meta["blockwise"]["scales"][key]
+            if count:
+                chunks.setdefault(tuple(offset), _Chunk(arrays, key, size, count))
         found = sum(math.prod(each.size) for each in chunks.values())
-        if found != math.prod(shape):
+        if found != math.prod(shape) and not is_scales:  # an empty shard has none
             raise ResumeError(f"{math.prod(shape)} elements of {name}", str(found))
-        return _Array(array, DTYPES[form], shape, chunks)
+        dtype = torch.float32 if is_scales else TENSORS[form]
+        return Array(array, dtype, shape, chunks, eight, is_scales)

@@ -6,10 +6,12 @@ checkpoints have the parameter's mesh and placements.
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeGuard
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -34,18 +36,59 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def chunk(tensor: Tensor) -> tuple[list[int], list[int], list[int]]:
-    """Return the shape of the whole, and offset and shape of what this process has of it."""
-    shape = list(tensor.shape)
+def chunk(
+    tensor: Tensor, like: Sequence[int] | None = None
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the shape of the whole, and offset and shape of what this process has of it.
+
+    Parameters
+    ----------
+    like : shape of another tensor that is sharded as this one; None: this one.
+    """
+    shape = list(tensor.shape if like is None else like)
     if not is_dtensor(tensor):
         return shape, [0] * len(shape), shape
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     found = compute_local_shape_and_global_offset(
-        tensor.shape, tensor.device_mesh, tensor.placements
+        torch.Size(shape), tensor.device_mesh, tensor.placements
     )
     size, offset = map(list, found)
     return shape, offset or [0] * len(shape), size
+
+
+def pieces(tensor: DTensor) -> list[int]:
+    """Return into how many parts each dimension is sharded over processes."""
+    found = [1] * tensor.dim()
+    for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        dim: int | None = getattr(placement, "dim", None)
+        if dim is not None and not placement.is_replicate() and not placement.is_partial():
+            found[dim] *= size
+    return found
+
+
+def most_elements(tensor: DTensor) -> int:
+    """Return the elements of the largest shard."""
+    sizes = zip(tensor.shape, pieces(tensor), strict=True)
+    return math.prod(-(-size // count) for size, count in sizes)
+
+
+def beside(parameter: DTensor, values: Tensor, most: int) -> DTensor:
+    """Return values of each process, of shape (n,), as a tensor that is sharded like a parameter.
+
+    Its dimensions are the parameter's, with one element for each shard, and a last one of `most`
+    elements, where zeros follow the values.
+    """
+    shape = [*pieces(parameter), most]
+    part = values.new_zeros(most)
+    part[: values.numel()] = values
+    return type(parameter).from_local(
+        part.view(*[1] * parameter.dim(), most),
+        parameter.device_mesh,
+        parameter.placements,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
+    )
 
 
 def alike(part: Tensor, parameter: Tensor) -> Tensor:

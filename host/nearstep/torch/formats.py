@@ -16,7 +16,7 @@ from nearstep import blockwise
 from nearstep.blockwise import BlockLayout, Blockwise
 from nearstep.placement import LINE_ELEMENTS
 from nearstep.torch import convert
-from nearstep.torch.dtensor import is_dtensor, sharding
+from nearstep.torch.dtensor import alike, beside, is_dtensor, local, most_elements, pieces
 from nearstep.torch.errors import ParameterError
 from nearstep.updater.formats import DTYPES
 from nearstep_spec.blockwise import SIGNED
@@ -34,36 +34,56 @@ class Quantized(NamedTuple):
     Attributes
     ----------
     codes : uint8, of the parameter's shape.
-    scales : float32, of one dimension: one for each 256 elements, in logical order.
+    scales : float32, as of `scales_shape`: one for each 256 elements of what a process has, in
+        logical order. A shard is quantized like a tensor of its own.
     """
 
     codes: Tensor
     scales: Tensor
 
 
+def scales_shape(parameter: Tensor) -> list[int]:
+    """Shape of the scales of a parameter's moments: (groups,); of a DTensor, with its placements,
+    (shards of the first dimension, ..., groups of the largest shard)."""
+    if not is_dtensor(parameter):
+        return [blockwise.groups(parameter.numel())]
+    return [*pieces(parameter), blockwise.groups(most_elements(parameter))]
+
+
+def spread_scales(scales: Tensor, parameter: Tensor) -> Tensor:
+    """Scales of what this process has, of shape (groups,), as scales of a parameter."""
+    if not is_dtensor(parameter):
+        return scales
+    return beside(parameter, scales, scales_shape(parameter)[-1])
+
+
 def quantize(value: Tensor, form: str) -> Quantized:
     """A floating-point tensor in 8 bits, on the host."""
     codes, scales = blockwise.quantize(convert.to_float32(value), signed=SIGNED[form])
-    return Quantized(torch.from_numpy(codes).view(value.shape), torch.from_numpy(scales))
+    return Quantized(
+        alike(torch.from_numpy(codes), value), spread_scales(torch.from_numpy(scales), value)
+    )
 
 
 def dequantize(value: Quantized, form: str) -> Tensor:
     """Back to float32, on the host."""
     array = blockwise.dequantize(flat_arrays(value), signed=SIGNED[form])
-    return torch.from_numpy(array).view(value.codes.shape)
+    return alike(torch.from_numpy(array), value.codes)
 
 
 def flat_arrays(value: Quantized) -> Blockwise:
     """The same as flat arrays."""
-    codes = value.codes.detach().cpu().contiguous().reshape(-1)
-    scales = value.scales.detach().cpu().contiguous()
+    codes = local(value.codes).cpu().contiguous().reshape(-1)
+    scales = local(value.scales).cpu().contiguous().reshape(-1)
+    if is_dtensor(value.scales):  # of a smaller shard there are fewer
+        scales = scales[: blockwise.groups(codes.numel())]
     return Blockwise(codes.numpy(), scales.numpy())
 
 
 def tensors(found: Blockwise, parameter: Tensor) -> Quantized:
     """Flat arrays as tensors, where the parameter is."""
     scales = torch.from_numpy(found.scales).to(parameter.device)
-    return Quantized(convert.to_tensor(found.codes, parameter), scales)
+    return Quantized(convert.to_tensor(found.codes, parameter), spread_scales(scales, parameter))
 
 
 @dataclass(frozen=True)
@@ -114,10 +134,7 @@ class Formats:
 
     def check(self, label: str, parameter: Tensor) -> None:
         """Raise `ParameterError` unless the rule keeps parameters like this one: as they
-        are, or in fp32; and all of it on this process, with state in 8 bits."""
-        if self.blocks is not None and is_dtensor(parameter):
-            expected = "on this process alone, as scales of state in 8 bits are"
-            raise ParameterError(label, expected, sharding(parameter))
+        are, or in fp32."""
         kept = self.state_of("p")
         own = convert.NAMES[parameter.dtype]
         if kept != own and not (self.masters and kept == "fp32"):

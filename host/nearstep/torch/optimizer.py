@@ -144,7 +144,7 @@ class DeviceOptimizer(Optimizer):
             self.table.settings = replace(self.settings, overflow=options)
         return ranks
 
-    def _together(self) -> AbstractContextManager[None]:
+    def together(self) -> AbstractContextManager[None]:
         """An operation of all ranks, with drives: an error of this one ends it on all."""
         return nullcontext() if self._durable is None else self._durable.ranks.together()
 
@@ -229,7 +229,7 @@ class DeviceOptimizer(Optimizer):
             raise ArgumentError("drives must be given for a generation to be kept")
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"name must be a text, not {name!r}")
-        with torch.no_grad(), self._together():
+        with torch.no_grad(), self.together():
             self._check_whole("keep a generation")
             if name in self._durable.drives.store.kept:
                 raise ArgumentError(f"name must be a new one, not {name!r}: drop the other first")
@@ -342,7 +342,7 @@ class DeviceOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            with torch.no_grad(), self.around_update(), self._together():
+            with torch.no_grad(), self.around_update(), self.together():
                 scaling = self._ready()
                 only = None if self._early is None else self._early.left(self)
                 if scaling is None or not self._stepper.step(self, scaling, only):
@@ -482,7 +482,7 @@ class DeviceOptimizer(Optimizer):
         # Registered last, the hook runs after the user's.
         handle = self.register_load_state_dict_pre_hook(_prepare_to_load)
         try:
-            with self._together():
+            with self.together():
                 super().load_state_dict(state_dict)
         finally:
             handle.remove()

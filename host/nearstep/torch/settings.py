@@ -22,7 +22,7 @@ from nearstep.storage.drive_set import check_places
 from nearstep.storage.store import Store
 from nearstep.torch.compression import Compression, check_pairs
 from nearstep.torch.convert import NAMES
-from nearstep.torch.dtensor import is_dtensor, is_sharded
+from nearstep.torch.dtensor import is_sharded
 from nearstep.torch.errors import HyperparameterError, UnsupportedOptionError
 from nearstep.updater.checks import is_real, real
 from nearstep_spec.blockwise import DYNAMIC8, SIGNED
@@ -36,8 +36,8 @@ Drives = Sequence[str | Path] | Store
 """Paths of a set of drives; or a store that the caller opened, and closes."""
 
 Resume = bool | int | str | Path | Sequence[str | Path]
-"""Whether to resume from the last step of the drives; `COMMON`; `IF_ANY`; a generation; or the
-paths of another set of drives that has the step, or their folder."""
+"""Whether to resume from the last step of the drives; `COMMON`; `IF_ANY`; a generation, or the name
+of one that is kept; or the paths of another set of drives that has the step, or their folder."""
 
 FILE = "optimizer.nearstep"
 """Name of the drive in a folder that is given as one."""
@@ -61,12 +61,14 @@ class Overflow:
         of its card.
     resume : resume from the last step of the drives (True), if there is one (`IF_ANY`), of all
         ranks (`COMMON`), or of other drives (their paths); or from this generation.
+    kept : with True: go back to the generation that the drives keep under this name.
     """
 
     drives: Drives | None
     memory: int | str | None
     eviction: Eviction
     resume: bool | int | str | Sequence[str | Path]
+    kept: str = ""
 
     @property
     def others(self) -> Sequence[str | Path]:
@@ -92,10 +94,13 @@ class Overflow:
         if eviction not in get_args(Eviction):
             raise HyperparameterError("eviction", f"one of {get_args(Eviction)}", eviction)
         is_path = isinstance(resume, str | Path) and resume not in (COMMON, IF_ANY)
-        found = (cast(str | Path, resume),) if is_path else cast(Any, resume)
+        kept = str(resume) if is_path and _is_name(resume) else ""
+        found = True if kept else (cast(str | Path, resume),) if is_path else cast(Any, resume)
         is_named = not is_path and isinstance(found, str)
         if not (isinstance(found, bool) or is_whole(found) or is_named or _are_paths(found)):
-            expected = "True, False, 'common', 'if-any', a generation, or paths of other drives"
+            expected = (
+                "True, False, 'common', 'if-any', a generation or its name, or paths of drives"
+            )
             raise HyperparameterError("resume", expected, resume)
         if drives is None and memory is None and found is False:
             return None
@@ -105,7 +110,7 @@ class Overflow:
                 raise ArgumentError(f"a drive must be given by its path, not {drives!r}")
             drives = [Path(each) / FILE if os.path.isdir(each) else each for each in drives]
         chosen: Eviction = "belady" if eviction == "belady" else "updated_first"
-        return cls(drives=drives, memory=memory, eviction=chosen, resume=found)
+        return cls(drives=drives, memory=memory, eviction=chosen, resume=found, kept=kept)
 
     @classmethod
     def on(cls, device: Device, given: Overflow | None) -> Overflow | None:
@@ -146,6 +151,12 @@ class Overflow:
         if given.memory is None:
             raise HyperparameterError("memory", "given with drives", given.memory)
         return given
+
+
+def _is_name(given: object) -> bool:
+    """Whether this is the name of a generation: a text that is no path, of a file or of several
+    parts."""
+    return isinstance(given, str) and given == os.path.basename(given) and not os.path.exists(given)
 
 
 def _are_paths(given: object) -> bool:
@@ -430,11 +441,6 @@ class Settings:
         UnsupportedOptionError
         """
         found = list(parameters)
-        is_of_cards = self.overflow is not None and self.overflow.memory is None
-        if self.overflow is not None and is_of_cards and any(map(is_dtensor, found)):
-            reason = "drives of cards keep no shards of parameters: give those of the host, with a "
-            reason += "device without drives"
-            raise UnsupportedOptionError("drives", self.overflow.drives, reason)
         if self.max_grad_norm is not None and any(map(is_sharded, found)):
             reason = "the device knows the norm of this process's shards, not of the whole; call "
             reason += "torch.nn.utils.clip_grad_norm_ before the step"

@@ -14,13 +14,12 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from nearstep import blockwise
-from nearstep.torch import convert, options
+from nearstep.torch import options
 from nearstep.torch.convert import fingerprint
 from nearstep.torch.dtensor import same_placements, sharding
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import HyperparameterError, StateError
-from nearstep.torch.formats import Quantized, quantize
+from nearstep.torch.formats import Quantized, quantize, scales_shape
 from nearstep.torch.layout import Layout, scales_of
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.updater.checks import STEPS
@@ -386,7 +385,7 @@ def check_moment(
     if tuple(value.shape) != tuple(parameter.shape if shape is None else shape):
         expected = f"have {key!r} of shape {tuple(parameter.shape if shape is None else shape)}"
         raise StateError(label, expected, tuple(value.shape))
-    if shape is None and not same_placements(value, parameter):
+    if not same_placements(value, parameter):
         raise StateError(label, f"have {key!r} {sharding(parameter)}", sharding(value))
     found = value.detach()
     return found if key == RESIDUAL or found.device.type == "cpu" else found.cpu()
@@ -394,8 +393,7 @@ def check_moment(
 
 def check_scales(label: str, parameter: Tensor, key: str, value: object) -> Tensor:
     """Check scales of a parameter's 8-bit moment: float32, one for each 256 elements."""
-    shape = (blockwise.groups(convert.size(parameter)),)
-    return check_moment(label, parameter, key, value, torch.float32, shape)
+    return check_moment(label, parameter, key, value, torch.float32, scales_shape(parameter))
 
 
 MASTER = "master_param"

@@ -79,6 +79,8 @@ STATUSES = (
     ("serve", "serial:nosuch", 1),
     ("storage check", "missing", 2),
     ("storage check", "text", 2),
+    ("storage export", "missing -o out", 2),
+    ("storage export", "text -o out", 2),
     ("trace", "serial:nosuch", 1),
 )
 """Words of each command, in a folder with the files of `files`, and its exit status."""

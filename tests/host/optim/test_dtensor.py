@@ -39,7 +39,6 @@ from nearstep.torch.errors import (
     UnsupportedOptionError,
 )
 
-from ..overflow.jobs import card_url, drives
 from .conftest import like_torch
 
 URL = "golden:axdimm?memory_bytes=1MiB&scan=yes&gradient_scale=yes&rules=adam,sgd,sgd_momentum"
@@ -204,12 +203,6 @@ def test_what_cannot_be_right_is_refused_before_anything_is_sent(mesh):
     assert optimizer.traffic.gradients_down == 0
 
 
-def test_drives_of_cards_do_not_have_shards(mesh):
-    """Those of the host do: `tests/host/overflow/test_sharded.py`."""
-    with drives(1) as on, pytest.raises(UnsupportedOptionError, match="keep no shards"):
-        nearstep.optim.AdamW(spread(mesh, (32,)), device=card_url(1, 128), drives=on.store)
-
-
 def test_sums_of_a_gradient_are_made_and_a_mesh_of_one_is_clipped_and_scaled(mesh):
     ours, theirs = spread(mesh, (32,)), [torch.nn.Parameter(spread(mesh, (32,))[0].to_local())]
     optimizer = nearstep.optim.SGD(ours, lr=0.5, momentum=0.9, max_grad_norm=1.0, device=URL)
@@ -368,13 +361,31 @@ def test_two_processes_have_the_bits_of_torch(tmp_path: Path):
         assert min(counts) > 0
 
 
-def test_state_in_8_bits_is_refused_before_anything_is_placed(mesh):
-    spread = torch.nn.Parameter(distribute_tensor(torch.ones(300), mesh, [Shard(0)]))
-    with nearstep.open("golden:axdimm?state_format=dynamic8") as device:
-        free = device.free_bytes
-        expected = (
-            r"0 of group 0 must be on this process alone, as scales of state in 8 bits are, not"
-        )
-        with pytest.raises(ParameterError, match=expected):
-            nearstep.optim.AdamW([spread], device=device)
-        assert device.free_bytes == free
+@pytest.mark.parametrize("device", ["golden:axdimm?state_format=dynamic8", None])
+def test_state_in_8_bits_is_that_of_the_local_tensor(mesh, device):
+    value = torch.linspace(-1, 1, 300).reshape(20, 15)
+    whole = torch.nn.Parameter(value.clone())
+    spread = torch.nn.Parameter(distribute_tensor(value, mesh, [Shard(1)]))
+    compared = 0
+    optimizers = [
+        nearstep.optim.AdamW([p], device=device, state_dtype=torch.uint8) for p in (whole, spread)
+    ]
+    for step in range(2):
+        whole.grad = value * (step + 1)
+        spread.grad = distribute_tensor(whole.grad, mesh, [Shard(1)])
+        for each in optimizers:
+            each.step()
+    plain, state = (each.state[p] for each, p in zip(optimizers, (whole, spread), strict=True))
+    for key, scales in (("exp_avg", "exp_avg_scale"), ("exp_avg_sq", "exp_avg_sq_scale")):
+        assert torch.equal(state[key].to_local(), plain[key])
+        assert state[scales].shape == (1, 1, 2)
+        assert state[scales].placements == spread.placements
+        assert torch.equal(state[scales].to_local().flatten(), plain[scales])
+        compared += 302
+    wrong = optimizers[1].state_dict()
+    wrong["state"] = {0: {**wrong["state"][0], "exp_avg_scale": plain["exp_avg_scale"]}}
+    with pytest.raises(StateError, match=r"'exp_avg_scale' of shape \(1, 1, 2\)"):
+        optimizers[1].load_state_dict(wrong)
+    optimizers[1].load_state_dict(optimizers[1].state_dict())
+    assert torch.equal(optimizers[1].state[spread]["exp_avg"].to_local(), plain["exp_avg"])
+    assert compared == 604

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -14,6 +17,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint import CheckpointException, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
@@ -31,18 +36,26 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from typer.testing import CliRunner
 
 import nearstep
+from nearstep.cli import storage as commands
 from nearstep.storage.blocks import BlockFile
 from nearstep.storage.drive_errors import (
+    DriveFullError,
     DriveIOError,
     DriveVanishedError,
     NotADriveError,
     StorageError,
 )
+from nearstep.storage.errors import SnapshotSaveError
 from nearstep.storage.store import Store
-from nearstep.torch.checkpoint import GenerationReader, GenerationWriter
+from nearstep.torch import export
+from nearstep.torch.checkpoint import Array, GenerationReader, GenerationWriter
 from nearstep.torch.dtensor import local
+from nearstep.torch.errors import StateError, UnsupportedOptionError
+from nearstep.torch.export import export_safetensors
+from nearstep.torch.formats import Quantized, dequantize
 from nearstep.torch.homes.errors import (
     RanksDifferError,
     RanksDisagreeError,
@@ -50,6 +63,7 @@ from nearstep.torch.homes.errors import (
     ResumeError,
     SharedDriveError,
 )
+from nearstep.torch.homes.opening import describe
 from nearstep.torch.homes.ranks import Ranks
 from nearstep_sim.models.drive import Event
 
@@ -57,6 +71,8 @@ from .jobs import Drives, bits, images
 
 SEED = 11
 GOLDEN = "golden:axdimm?memory_bytes=1MiB"
+CARD = "golden:smartssd?memory_bytes=1MiB"
+ON_CARDS = "cards=2&chunk_bytes=512&subgroup_elements=128"
 MEMORY = "8KiB"
 """Of `host:`, for one of the large parameters, and not for two."""
 
@@ -86,12 +102,17 @@ def tensor_parallel(mesh: DeviceMesh, dtype: torch.dtype = torch.float32) -> nn.
 
 HOMES = (
     ("fsdp", torch.float32, None),
+    ("fsdp", torch.uint8, None),
     ("fsdp", torch.bfloat16, None),
     ("tp", torch.float32, None),
     ("tp", torch.bfloat16, None),
+    ("tp", torch.uint8, None),
     ("fsdp", torch.float32, GOLDEN),
+    ("fsdp", torch.uint8, f"{GOLDEN}&state_format=dynamic8"),
+    ("fsdp", torch.float32, CARD),
 )
-"""How parameters are sharded, their dtype, and the device."""
+"""How parameters are sharded, their dtype, or that of the state of others in fp32, and the
+device."""
 
 HOW: dict[str, Callable[..., nn.Sequential]] = {"fsdp": fully, "tp": tensor_parallel}
 
@@ -121,6 +142,9 @@ def everything(made: nn.Sequential, optimizer: Any) -> dict[str, bytes]:
 def make(made: nn.Module, folder: Path, resume: Any = False, **on: Any) -> Any:
     """An optimizer with this rank's drive."""
     place = folder / f"rank{dist.get_rank()}"
+    if on.get("device") == CARD:
+        on = {**on, "device": f"{CARD}&{ON_CARDS}&drive={place}"}
+        return nearstep.optim.AdamW(made.named_parameters(), lr=1e-2, resume=resume, **on)
     memory = "24KiB" if on.get("device") else MEMORY
     given = {"lr": 1e-2, "drives": [place], "memory": memory, "resume": resume, **on}
     return nearstep.optim.AdamW(made.named_parameters(), **given)
@@ -130,10 +154,15 @@ def same(mesh: DeviceMesh, folder: Path, how: str, dtype: torch.dtype, device: A
     """As without drives, bit by bit; resumed, too, by other processes as if."""
     folder.mkdir(exist_ok=True)
     dist.barrier()
+    on: dict[str, Any] = {"device": device}
+    if dtype is torch.uint8:
+        dtype, on["state_dtype"] = torch.float32, dtype
     plain, drives = HOW[how](mesh, dtype), HOW[how](mesh, dtype)
-    reference = nearstep.optim.AdamW(plain.named_parameters(), lr=1e-2, device=device)
+    reference = nearstep.optim.AdamW(plain.named_parameters(), lr=1e-2, **on)
     memory = {"memory": "16KiB"} if how == "tp" else {}
-    optimizer = make(drives, folder, device=device, **memory)
+    if "state_dtype" in on:  # whole blocks
+        memory = {"memory": "512KiB"}
+    optimizer = make(drives, folder, **on, **memory)
     compared = 0
     for step in range(3):
         train(plain, reference, [step], how)
@@ -146,7 +175,7 @@ def same(mesh: DeviceMesh, folder: Path, how: str, dtype: torch.dtype, device: A
     with torch.no_grad():
         for each in again.parameters():
             each.zero_()
-    resumed = make(again, folder, True, device=device, **memory)
+    resumed = make(again, folder, True, **on, **memory)
     assert everything(again, resumed) == expected
     train(plain, reference, [3], how)
     train(again, resumed, [3], how)
@@ -155,7 +184,16 @@ def same(mesh: DeviceMesh, folder: Path, how: str, dtype: torch.dtype, device: A
     assert everything(again, resumed) == everything(plain, reference)
     meta = resumed.store.meta
     assert meta["made"][:2] == [5, 0]
+    expected = whole(again, resumed)
     resumed.store.close()
+    if device == CARD:
+        dist.barrier()
+        with pytest.raises(DriveVanishedError if dist.get_rank() else RanksDifferError):
+            make(again, folder / ("none" if dist.get_rank() else ""), True, **on)
+        other = HOW[how](mesh, dtype)
+        torchs = torch.optim.AdamW(other.named_parameters(), lr=0.5, fused=True)
+        load(other, torchs, GenerationReader([folder / f"rank{r}" for r in range(mesh.size())]))
+        assert whole(other, torchs) == expected
     return compared
 
 
@@ -323,6 +361,38 @@ def if_any(mesh: DeviceMesh, folder: Path) -> int:
     return 5
 
 
+def full(mesh: DeviceMesh, folder: Path) -> int:
+    """A drive of one rank is full: no rank keeps the generation, or makes the step, which can be
+    repeated when there is room."""
+    folder.mkdir(exist_ok=True)
+    dist.barrier()
+    made, rank, place = fully(mesh), dist.get_rank(), folder / f"rank{dist.get_rank()}"
+    owner, checks = describe("AdamW", [made.parameters()]), 0
+    with Store.create([place], drive_bytes=(1000, 150)[rank] << 12, owner=owner) as store:
+        optimizer = make(made, folder, drives=store)
+        error: StorageError | None = None
+        for step in range(9):
+            before, kept = everything(made, optimizer), list(store.kept)
+            try:
+                train(made, optimizer, [step])
+                before = everything(made, optimizer)
+                optimizer.keep(f"after {step}")
+            except StorageError as found:
+                error = found
+                break
+            checks += 1
+        assert isinstance(error, DriveFullError if rank else RanksFailedError)
+        assert everything(made, optimizer) == before
+        assert list(store.kept) == kept == [f"after {each}" for each in range(checks)]
+        store.drop("after 0")
+        for name in ("now", "still"):  # its blocks are free after the commit that follows
+            optimizer.keep(name)
+        train(made, optimizer, [9])
+        assert everything(made, optimizer) != before
+        assert "after 0" not in store.kept
+    return checks + 5
+
+
 def whole(made: nn.Module, optimizer: Any) -> dict[str, bytes]:
     """Bits of whole parameters and whole state, by their names."""
     found = {}
@@ -370,14 +440,30 @@ def saved(mesh: DeviceMesh, folder: Path, dtype: torch.dtype = torch.float32) ->
     with torch.no_grad():
         for each in local(next(made.parameters()))[:1]:
             each.fill_(dist.get_rank())
-    dcp.save(state_of(made, optimizer), storage_writer=GenerationWriter(optimizer, "kept"))
+    random = {**state_of(made, optimizer), "random": torch.get_rng_state()}
+    one = dist.get_rank() == 1
+    some = random if one else state_of(made, optimizer)
+    with pytest.raises(StateError if one else RanksFailedError, match=r"random must|rank 1: fail"):
+        dcp.async_save(some, storage_writer=GenerationWriter(optimizer, "other"))
+    assert list(optimizer.store.kept) == ["after 2"]
+    written = optimizer.traffic.to_drives
+    with pytest.raises(UnsupportedOptionError, match="cannot be copied or pickled"):
+        pickle.dumps(GenerationWriter(optimizer, "of another process"))
+    saving = dcp.async_save(
+        state_of(made, optimizer),
+        storage_writer=GenerationWriter(optimizer, "kept"),
+        process_group=dist.new_group(backend="gloo"),
+    )
+    assert list(optimizer.store.kept) == ["after 2", "kept"], "committed before it returns"
+    changed = local(next(made.parameters())).nbytes
+    assert optimizer.traffic.to_drives - written <= changed, "the rest is not copied"
     found = whole(made, optimizer)
     train(made, optimizer, range(4, 7))
+    assert "optim.state.0.weight.exp_avg" in saving.result(60).state_dict_metadata
     with pytest.raises(CheckpointException, match="must be a new one, not 'kept'"):
         dcp.save(state_of(made, optimizer), storage_writer=GenerationWriter(optimizer, "kept"))
-    other = {**state_of(made, optimizer), "random": torch.get_rng_state()}
     with pytest.raises(CheckpointException, match="random must be a parameter"):
-        dcp.save(other, storage_writer=GenerationWriter(optimizer, "other"))
+        dcp.save(random, storage_writer=GenerationWriter(optimizer, "other"))
     optimizer.store.drop("after 2")
     train(made, optimizer, [7])
     assert list(optimizer.store.kept) == ["kept"]
@@ -385,6 +471,8 @@ def saved(mesh: DeviceMesh, folder: Path, dtype: torch.dtype = torch.float32) ->
     dist.barrier()
     return found
 
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 KINDS = ("torch", "alone", "host", "drives", "resumed", "back")
 """Optimizers that read the drives of ranks."""
@@ -427,10 +515,112 @@ def loaded(
     return compared
 
 
+def restored(mesh: DeviceMesh, folder: Path) -> int:
+    """All ranks go back to a kept generation in place, or none; and not if they disagree."""
+    folder.mkdir(exist_ok=True)
+    dist.barrier()
+    made, rank, own = fully(mesh), dist.get_rank(), folder / f"rank{dist.get_rank()}"
+    optimizer = make(made, folder)
+    train(made, optimizer, range(2))
+    optimizer.keep("best")
+    kept = everything(made, optimizer)
+    train(made, optimizer, range(2, 5))
+    last, number = everything(made, optimizer), optimizer.store.generation
+    optimizer.store.close()
+    for resume, state in (("best", kept), (True, last), ("best", kept), (True, kept)):
+        again = fully(mesh)
+        optimizer = make(again, folder, resume)
+        assert everything(again, optimizer) == state
+        assert optimizer.traffic.to_drives == 0
+        optimizer.store.close()
+        if resume == "best" and number and rank == 0:  # killed before its superblock
+            with Store.open([own], owner=None, generation=number) as store:
+                store.drop_other()
+        number = 0
+        dist.barrier()
+    optimizer = make(again, folder, True)
+    plain = fully(mesh)
+    reference = nearstep.optim.AdamW(plain.named_parameters(), lr=1e-2)
+    train(plain, reference, [0, 1, 77])
+    train(again, optimizer, [77])
+    assert everything(again, optimizer) == everything(plain, reference)
+    if rank == 1:
+        optimizer.store.drop("best")
+    train(again, optimizer, [78, 79])
+    last = everything(again, optimizer)
+    optimizer.store.close()
+    dist.barrier()
+    with pytest.raises(RanksDisagreeError, match="same resume"):
+        make(fully(mesh), folder, ["best", "worst"][rank])
+    with pytest.raises(ResumeError if rank else RanksDifferError, match=r"'best'|does not resume"):
+        make(fully(mesh), folder, "best")
+    optimizer = make(again, folder, True)
+    assert everything(again, optimizer) == last
+    optimizer.keep("second")
+    kept = everything(again, optimizer)
+    train(again, optimizer, [80, 81])
+    last = everything(again, optimizer)
+    optimizer.store.close()
+    broken = failing("write", 1) if rank else nullcontext()  # the index of the next generation
+    with broken, pytest.raises(DriveIOError if rank else RanksFailedError):
+        make(fully(mesh), folder, "second")
+    for resume, state in ((True, last), ("second", kept)):
+        optimizer = make(again, folder, resume)
+        assert everything(again, optimizer) == state
+        optimizer.store.close()
+    return 11
+
+
+def exported(folder: Path, ranks: int, expected: dict[str, bytes]) -> int:
+    """Files of safetensors have the bits of a kept generation, and torch goes on from them."""
+    out, compared = folder / "out", 0
+    with pytest.raises(ResumeError, match=rf"shards of {ranks} ranks, not those of ranks \[1"):
+        export_safetensors(places(folder, ranks)[1:], out)
+    assert not out.exists()
+    real = Array.rows
+    with mock.patch.object(Array, "rows", lambda array, _: real(array, 200)):  # in many pieces
+        files = export_safetensors(places(folder, ranks), out, name="kept")
+    assert sorted(os.listdir(out)) == ["model.safetensors", "optimizer.safetensors"]
+    tensors, state = map(load_file, files)
+    with safe_open(files[1], framework="pt") as opened:
+        (group,) = json.loads(opened.metadata()["param_groups"])
+    made = model()
+    made.load_state_dict(tensors)
+    optimizer = torch.optim.AdamW(made.named_parameters(), lr=0.5, fused=True)
+    names = group["params"]
+    saved = {at: {k: state[f"state.{n}.{k}"] for k in MOMENTS} for at, n in enumerate(names)}
+    groups = [{**group, "params": list(range(len(names))), "param_names": names}]
+    optimizer.load_state_dict({"state": saved, "param_groups": groups})
+    assert whole(made, optimizer) == expected
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    compared += len(expected)
+    before = [each.read_bytes() for each in files]
+    words = [*map(str, chain(*places(folder, ranks))), "--name", "kept", "-o", str(folder / "cli")]
+    done = CliRunner().invoke(commands.app, ["export", *words])
+    assert done.exit_code == 0, done.output
+    assert [(folder / "cli" / each.name).read_bytes() for each in files] == before
+    real_write = export._write
+    for at in range(2):
+
+        def full(path: Path, *some: Any, at: int = at) -> None:
+            if path.name == (".model.safetensors.partial", ".optimizer.safetensors.partial")[at]:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            real_write(path, *some)
+
+        with mock.patch.object(export, "_write", full), pytest.raises(SnapshotSaveError):
+            export_safetensors(places(folder, ranks), out)
+        assert sorted(os.listdir(out)) == ["model.safetensors", "optimizer.safetensors"]
+        assert [each.read_bytes() for each in files] == before
+        compared += 1
+    return compared
+
+
 def checkpoint(mesh: DeviceMesh, folder: Path, kinds: Sequence[str] = KINDS) -> int:
     """Generations of all ranks are read by any number of processes; what is missing is said."""
     expected, ranks = saved(mesh, folder), mesh.size()
     compared = loaded(mesh, folder, ranks, expected, kinds)
+    if dist.get_rank() == 0:
+        compared += exported(folder, ranks, expected)
     last = GenerationReader(places(folder, ranks)).read_metadata()
     assert len(last.state_dict_metadata) > len(expected)
     assert isinstance(last.state_dict_metadata["optim.state.0.weight.step"], TensorStorageMetadata)
@@ -453,6 +643,69 @@ def checkpoint(mesh: DeviceMesh, folder: Path, kinds: Sequence[str] = KINDS) -> 
     with pytest.raises(ResumeError, match="1 parameters, as names, not 8"):
         unnamed.read_metadata()
     return compared
+
+
+def eight(mesh: DeviceMesh, folder: Path) -> int:
+    """State in 8 bits: each shard is quantized as a parameter of its own; other shards take its
+    values, and not its codes."""
+    folder.mkdir(exist_ok=True)
+    dist.barrier()
+    ranks, on = mesh.size(), dict[str, Any](state_dtype=torch.uint8)
+    made = fully(mesh)
+    optimizer, checks = make(made, folder, memory="512KiB", **on), 0
+    own = [nn.Parameter(local(p).clone()) for p in made.parameters()]
+    alone = nearstep.optim.AdamW(own, lr=1e-2, **on)
+    for step in range(3):
+        train(made, optimizer, [step])
+        for mine, p in zip(own, made.parameters(), strict=True):
+            assert p.grad is not None
+            mine.grad = local(p.grad).clone()
+        alone.step()
+    values = {}
+    for (name, p), mine in zip(made.named_parameters(), own, strict=True):
+        for key in ("exp_avg", "exp_avg_sq"):
+            codes, scales = (optimizer.state[p][each] for each in (key, f"{key}_scale"))
+            assert bits(local(codes)) == bits(alone.state[mine][key])
+            count = -(-mine.numel() // 256)
+            assert bits(local(scales).flatten()[:count]) == bits(alone.state[mine][f"{key}_scale"])
+            assert not local(scales).flatten()[count:].any()
+            assert scales.placements == codes.placements
+            form = optimizer.layout.quantized[key]
+            wide = dequantize(Quantized(codes, scales), form)
+            values[f"{name}.{key}"] = bits(on_tensors(wide))
+            checks += 1
+    optimizer.keep("kept")
+    expected = everything(made, optimizer)
+    optimizer.store.close()
+    dist.barrier()
+
+    def read(into: nn.Sequential, kind: Any, **more: Any) -> Any:
+        found = kind(into.named_parameters(), lr=0.5, **more)
+        load(into, found, GenerationReader(places(folder, ranks), name="kept"))
+        return found
+
+    again = fully(mesh)
+    assert everything(again, read(again, nearstep.optim.AdamW, **on)) == expected
+    for other in (fully(mesh), model()):
+        found = read(other, torch.optim.AdamW, fused=True)
+        read_back = whole(other, found)
+        assert {name: read_back[name] for name in values} == values
+        checks += 1
+    columns = model()
+    fully_shard(columns[0], mesh=mesh, shard_placement_fn=lambda p: Shard(p.dim() - 1))
+    fully_shard(columns, mesh=mesh)
+    for other in (model(), columns):
+        with pytest.raises(CheckpointException, match=r"Size mismatch .*_scale"):
+            read(other, nearstep.optim.AdamW, **on)
+        checks += 1
+    if dist.get_rank() == 0:
+        files = export_safetensors(places(folder, ranks), folder / "out")
+        for key, value in load_file(files[1]).items():
+            if not key.endswith(".step"):
+                assert bits(value) == values[key.removeprefix("state.")]
+                checks += 1
+    dist.barrier()
+    return checks
 
 
 class Recorded(NamedTuple):
@@ -511,12 +764,16 @@ def recorded(mesh: DeviceMesh, steps: int = 3) -> Recorded:
 def two_ranks(mesh: DeviceMesh, folder: Path, *, deep: bool) -> dict[str, int]:
     """Run the programs, and return how many checks each has made."""
     found, kinds = {}, KINDS if deep else ("torch", "alone")
-    for how, dtype, device in HOMES if deep else HOMES[:1]:
+    for how, dtype, device in HOMES if deep else HOMES[:2]:
         name = f"{how} {dtype} {device}"
         found[name] = same(mesh, folder / f"same{len(found)}", how, dtype, device)
     found["refused"] = refused(mesh, folder / "refused")
     found["if any"] = if_any(mesh, folder / "if-any")
     found["one fails"] = one_fails(mesh, folder / "fails")
     found["apart"] = apart(mesh, folder / "apart")
+    found["full"] = full(mesh, folder / "full")
+    if deep:
+        found["eight"] = eight(mesh, folder / "eight")
+    found["restored"] = restored(mesh, folder / "restored")
     found["checkpoint"] = checkpoint(mesh, folder / "checkpoint", kinds)
     return found

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nearstep.placement import Segment
 from nearstep.storage.drive_errors import DriveTimeoutError, StorageError, UncertainCommitError
+from nearstep.storage.generation import GenerationView
 from nearstep.storage.store import Store
 from nearstep.torch import convert
 from nearstep.torch.device_gradient import DeviceGradient
@@ -22,6 +23,7 @@ from nearstep.torch.homes.generation import (
     SavedArrays,
     StepState,
     pack,
+    parts_of,
     read_residual,
     reshard,
     unpack,
@@ -29,7 +31,7 @@ from nearstep.torch.homes.generation import (
 )
 from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.homes.host_changes import ChangedParameterError
-from nearstep.torch.homes.opening import OpenStore, keys, shards
+from nearstep.torch.homes.opening import OpenStore, keys
 from nearstep.torch.homes.resume import REPLACES, Made
 from nearstep.torch.homes.segments import (
     GRADIENTS,
@@ -143,7 +145,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         self.ranks = opened.ranks
         self.segments: list[AnySegment] = []
         self.watch: Watch | None = None
-        self._source = opened.source
+        self._source, self._restored = opened.source, opened.restored
         self._replaces = opened.replaces
         self._failed: BegunStep | None = None
         self._open: BegunStep | None = None
@@ -246,7 +248,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         else:
             self.write_masters()
             self._commit(owner, 0)
-        self._source = None
+        self._source = self._restored = None
 
     @property
     def _is_dirty(self) -> bool:
@@ -512,23 +514,24 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             state.residual_saved()
 
     def _parts(self, owner: Owner) -> Mapping[str, Any]:
-        """Return `shards` of the groups, which change with the parameters alone."""
+        """Return `parts_of` the optimizer."""
         sizes = [len(owner.table.parameters), *(len(each["params"]) for each in owner.param_groups)]
         if self._shards is None or self._shards[0] != sizes:
-            self._shards = sizes, shards(owner.param_groups)
+            self._shards = sizes, parts_of(owner)
         return self._shards[1]
 
     def _resume(self, owner: Owner) -> None:
         """Load parameters, state and options from the drives."""
         table, groups, settings = owner.table, owner.param_groups, owner.table.settings
         source = self.drives.store if self._source is None else self._source
-        saved, states = unpack(source.meta, owner)
+        view = source.at(source.generation) if self._restored is None else self._restored
+        saved, states = unpack(view.meta, owner)
         left_out = any(each.residual is None for each in states.values())
         if left_out and settings.has_residual and settings.save_residual:
             expected = "what error feedback held back"
             actual = "a step that left it out: resume with save_residual=False, or without "
             raise ResumeError(expected, f"{actual}error_feedback, and begin with nothing held back")
-        carried = self._reshard(owner, source, states)
+        carried = self._reshard(owner, source, view, states)
         for group, options in zip(groups, saved, strict=True):
             group.update(options)
             table.rule.complete(group)
@@ -546,18 +549,25 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 if found.residual:
                     read_residual(resident, state)
                 table.keep(owner, resident, state)
-        made = _made(source)
+        made = Made.of(view.meta, view.number)
         if self.ranks.any(made, flag=carried):
             replaced = str(source.drives[0].header.set_id)
             more = {REPLACES: replaced} if self._replaces else {}
             self._commit(owner, made.steps, made.changes, **more)
 
-    def _reshard(self, owner: Owner, source: Store, states: Mapping[Tensor, StepState]) -> bool:
-        """Copy arrays from other drives or another layout; return whether copies were needed."""
+    def _reshard(
+        self,
+        owner: Owner,
+        source: Store,
+        view: GenerationView,
+        states: Mapping[Tensor, StepState],
+    ) -> bool:
+        """Copy arrays from other drives or another layout; return whether the drives are to have
+        another generation."""
         table, names = owner.table, keys(owner.param_groups)
-        if source is self.drives.store and source.meta.get("layout") == self.layout(names):
-            return False
-        arrays = SavedArrays(source.at(source.generation))
+        if source is self.drives.store and view.meta.get("layout") == self.layout(names):
+            return self._restored is not None
+        arrays = SavedArrays(view)
         for parameter, name in names.items():
             if parameter not in table.parameters and arrays.has(name, "p"):
                 label = labels_of(owner.param_groups)[parameter]

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from nearstep.backends.base import Completion
 from nearstep.placement import Extent
@@ -17,9 +18,11 @@ from nearstep.storage.aligned import AlignedPool
 from nearstep.storage.generation import GenerationView
 from nearstep.stripes import Stripes
 from nearstep.torch import convert
+from nearstep.torch.dtensor import chunk
 from nearstep.torch.errors import StateError
+from nearstep.torch.formats import scales_shape
 from nearstep.torch.homes.errors import ResumeError
-from nearstep.torch.homes.opening import describe, keys
+from nearstep.torch.homes.opening import describe, keys, shards
 from nearstep.torch.homes.segments import HELD_BACK, DriveSegment, StoredArray
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState, count
@@ -52,16 +55,16 @@ def pack(
     Parameters
     ----------
     layout : of the arrays; see `nearstep.torch.homes.durable.DurableHome.layout`.
-    parts : as of `nearstep.torch.homes.opening.shards`.
+    parts : as of `parts_of`.
     """
     groups, names = owner.param_groups, keys(owner.param_groups)
     saves = owner.table.settings.save_residual
     return {
+        **parts,
         "version": VERSION,
         "owner": _name(owner),
         "rule": owner.computes,
         "layout": layout,
-        "shards": parts,
         "names": [group.get("param_names") for group in groups],
         "arrays": dict(owner.table.layout.moments),
         "formats": dict(owner.table.formats.state),
@@ -120,6 +123,17 @@ def digest(rule: Optimizer, source: str) -> str:
     forms = [each.digest for each in rule.all_forms]
     text = json.dumps([forms, sorted(rule.state.items()), rule.counts, *filter(None, [source])])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parts_of(owner: Owner) -> dict[str, Any]:
+    """Return the meta data that changes with the parameters alone: what this process has of each,
+    and with state in 8 bits how that lies on the drives, and `chunk` of the scales."""
+    parts = {"shards": shards(owner.param_groups)}
+    blocks, names = owner.table.formats.blocks, keys(owner.param_groups)
+    if blocks is not None:
+        scales = {name: chunk(p, scales_shape(p)) for p, name in names.items() if not is_lazy(p)}
+        parts["blockwise"] = {"block": [blocks.elements, blocks.scale_bytes], "scales": scales}
+    return parts
 
 
 def _name(owner: Owner) -> str:

@@ -26,7 +26,7 @@ from nearstep.torch.checks import (
 from nearstep.torch.convert import mark_changed, size
 from nearstep.torch.dtensor import local, redistributed
 from nearstep.torch.errors import GradientError, ParameterError, StateError
-from nearstep.torch.formats import TENSORS, Formats, quantize
+from nearstep.torch.formats import TENSORS, Formats, quantize, spread_scales
 from nearstep.torch.layout import Layout
 from nearstep.torch.state import check_moment, check_scales
 from nearstep.updater.arguments import RuleArguments
@@ -171,9 +171,10 @@ class HostHome:
                 continue
             codes, scales = quantize(torch.full((1,), value, dtype=torch.float32), form)
             state[key] = self.allocate(key, parameter, torch.uint8).fill_(codes.item())
-            groups = local(parameter).new_empty(blockwise.groups(size(parameter)))
+            groups = torch.full((blockwise.groups(size(parameter)),), scales.item())
+            first = spread_scales(groups.to(local(parameter).device), parameter)
             name = self.layout.scales[key]
-            state[name] = self.allocate(name, groups, torch.float32).fill_(scales.item())
+            state[name] = self.allocate(name, first, torch.float32).copy_(first)
         return state
 
     def allocate(self, key: str, like: Tensor, dtype: torch.dtype) -> Tensor:

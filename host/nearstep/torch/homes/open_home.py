@@ -40,6 +40,7 @@ def open_home(
             block=device.stripe_bytes,
             extent_bytes=extent_bytes(4 * device.card.subgroup),
             cards=True,
+            ranks=ranks,
         )
         return opened, PeerHome(table, device, opened)
     opened = OpenStore(options, title, groups, moments, extent_bytes=EXTENT_BYTES, ranks=ranks)

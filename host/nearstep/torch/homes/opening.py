@@ -19,6 +19,7 @@ from torch.optim.optimizer import ParamsT
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import NotADriveError, OwnerError, StorageError
 from nearstep.storage.drive_set import create_set, drives_in
+from nearstep.storage.generation import GenerationView
 from nearstep.storage.store import Store
 from nearstep.storage.unfinished import unfinished
 from nearstep.torch import convert
@@ -53,6 +54,7 @@ class OpenStore:
     Attributes
     ----------
     source : another that has the step to go on from, or None.
+    restored : a kept generation that the store goes back to, or None.
     replaces : whether the other is removed once the step has been copied.
     owns : it was opened here.
     """
@@ -85,11 +87,13 @@ class OpenStore:
         drives = options.drives
         self.owns = not isinstance(drives, Store)
         self.source: Store | None = None
+        self.restored: GenerationView | None = None
         self._left: Sequence[Path] = ()
         chosen = options.generation is not None and ranks is None
         self._is_agreed = options.resume is False or chosen
         try:
-            if cards and self._resumes and not options.others and not isinstance(drives, Store):
+            moves = cards and self._resumes and not self._is_shared  # ranks would not move at once
+            if moves and not options.others and not isinstance(drives, Store):
                 self._left = moved_from([str(each) for each in drives], owner)
             others = drives_of(options.others) if options.others else self._left
             if others:
@@ -143,7 +147,7 @@ class OpenStore:
         if isinstance(drives, Store):
             self._check(drives, owner)
             if self._resumes and self.source is None:
-                return self._at_agreed(lambda number: _given_at(drives, number))
+                self._restore(self._at_agreed(lambda number: _given_at(drives, number)))
             return drives
         if self._resumes and self.source is None:
             left = unfinished(drives)
@@ -154,6 +158,11 @@ class OpenStore:
             )
             if self._options.generation is None and store.generation < max(store.generations):
                 store.drop_other()  # others do not have it
+            try:
+                self._restore(store)
+            except BaseException:
+                store.close()
+                raise
             return store
         arrays = (1 + moments) * len(self._parameters)
         state = 4 * (1 + moments) * self._elements + BLOCK_BYTES * arrays
@@ -169,6 +178,26 @@ class OpenStore:
             raise
         self._made = made
         return Store.open(drives, owner=owner)
+
+    def _restore(self, store: Store) -> None:
+        """Go back to the generation that was asked for by its name, on all ranks."""
+        name = self._options.kept
+        if not name:
+            return
+        self._is_agreed = False
+        if name not in store.kept:
+            named = ", ".join(map(repr, store.kept)) or "none"
+            raise ResumeError(f"a generation named {name!r}", named)
+        view = store.at(store.kept[name])
+        check_shards(view.meta, self._shards)
+        self._is_agreed = True
+        try:
+            here = {view.number: view.meta}
+            resume.agree(here, view.number, common=False, exchange=self.ranks.exchange)
+        except BaseException:
+            self.ranks.end()
+            raise
+        self.restored = store.restore(name)
 
     def _make_folder(self, folder: Path) -> None:
         """Have the folder of the cards' drives; one that cannot be is said by the drives."""

@@ -94,7 +94,8 @@ class Ranks:
             return cls()
         resumes = "other drives" if options.others else options.resume
         same = {"parameters": owner, "rule and formats": computes}
-        same["resume"] = str(True if options.generation is not None else resumes)
+        resumes = options.kept or (True if options.generation is not None else resumes)
+        same["resume"] = str(resumes)
         own = {**same, "drives": _identities(options.drives), "life": secrets.token_hex(8)}
         is_gloo = dist.get_backend() == "gloo"
         ranks = cls("", dist.group.WORLD if is_gloo else dist.new_group(backend="gloo"))

@@ -236,14 +236,24 @@ def agree(
     ranks = {
         rank: {number: Made(*made) for number, made in each or ()} for rank, each in said.items()
     }
-    shared = set.intersection(*(set(each.values()) for each in ranks.values()))
+    shared = newest(list(ranks.values()))
     if common:
-        if not shared:
+        if shared is None:
             raise RanksDifferError(steps_of(ranks), None)
-        return max(number for number, made in own.items() if made == max(shared))
+        return max(number for number, made in own.items() if made == shared)
     if len({next(iter(each.values()), None) for each in ranks.values()}) > 1:
-        raise RanksDifferError(steps_of(ranks), max(shared).steps if shared else None)
+        raise RanksDifferError(steps_of(ranks), shared.steps if shared else None)
     return last
+
+
+def newest(ranks: Sequence[Mapping[int, Made]]) -> Made | None:
+    """Return the last generation that all ranks have; None: there is none.
+
+    The order is that of commits to the first one's drives: a generation that was restored follows
+    those that had more steps.
+    """
+    shared = set.intersection(*(set(each.values()) for each in ranks))
+    return max((pair for pair in ranks[0].items() if pair[1] in shared), default=(0, None))[1]
 
 
 def failed() -> None:
