@@ -329,10 +329,12 @@ class ExactAccumulator(wiring.Component):
         position: Signal,
         goes: Signal,
     ) -> tuple[Value, Value, Value, Value, Value]:
-        """Divide `top`, which shifts out, until the quotient has a bit more than a significand or
-        less than the least number; a power of two changes the exponent of a normal number. Return
-        whether it is divided, has ended, the place of the last bit kept, the quotient with the bit
-        below, and whether there is a remainder.
+        """Divide `top`, which shifts out.
+
+        It ends when the quotient has a bit more than a significand, or less than the least number.
+        A power of two lowers the exponent of a normal number instead. Returns whether it is
+        divided, has ended, the place of the last bit kept, the quotient with the bit below, and
+        whether there is a remainder.
         """
         quotient = Signal(self.fmt.precision + 1)
         rest = Signal.like(self.i_divisor, name="remainder")  # less than the divisor
