@@ -109,7 +109,7 @@ class Kill:
         choose = random.Random(1000 * task.seed + life)
         left = task.kills - life
         least = int(task.resumes and left == 1)
-        most = max(least, steps // left - 1)
+        most = max(least, min(steps - 1, max(1, 2 * steps // left - 1)))
         return cls(choose.randrange(ranks), choose.randint(least, most), choose.random())
 
     def expect(self, task: Task, seconds: float) -> None:
