@@ -18,7 +18,7 @@ SRC = re.compile(r'src = "([^"]*)"')
 ATTRIBUTE = re.compile(r"\(\*.*?\*\) ?")
 MODULE = re.compile(rf"^module ({NAME})")
 DECLARED = re.compile(
-    rf"^  (input|output|wire|reg) (?:signed )?(?:\[(\d+):0\] )?({NAME})( \[\d+:\d+\])?(?: = .*)?;$"
+    rf"^  (input|output|wire|reg) (?:signed )?(?:\[(\d+):0\] )?({NAME})( ?\[\d+:\d+\])?(?: = .*)?;$"
 )
 ASSIGN = re.compile(r"^  assign (.+?)  ?= (.+);$")
 INSTANCE = re.compile(rf"^  ({NAME}) {NAME} \($")
@@ -61,6 +61,7 @@ class Module:
     widths, sources : of signals.
     inputs : of its ports.
     ties : constant bits of inputs of each instance of it, as its parents drive them.
+    uncounted : signals without toggles: `unnamed` bits of results of operators, `too_wide` bits.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Module:
     _bits: list[tuple[Bit, Bit]] = field(default_factory=list)
     instances: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     ties: list[set[tuple[str, int]]] = field(default_factory=list)
+    uncounted: set[str] = field(default_factory=set)
     unnamed: int = 0
     too_wide: int = 0
 
@@ -122,8 +124,12 @@ class Module:
 
     @cached_property
     def second_names(self) -> set[tuple[str, int]]:
-        """Bits that are only another name of a bit in this module."""
-        return {to for to, given in self._pairs() if isinstance(given, tuple)}
+        """Bits that are only another name of a bit in this module that is counted."""
+        return {
+            to
+            for to, given in self._pairs()
+            if isinstance(given, tuple) and given[0] not in self.uncounted
+        }
 
     def tie(self, modules: Mapping[str, "Module"]) -> None:
         """Tell the modules of its instances which of their inputs are constant."""
@@ -188,8 +194,11 @@ class Module:
 
     @cached_property
     def transitions(self) -> list[Transition]:
-        """Those of state machines: registers named `state`, whose next value is a constant in an
-        arm of a `casez` of them. The reset is none."""
+        """Those of state machines.
+
+        They are registers named `state`, whose next value is a constant in an arm of a `casez` of
+        them. The reset is none.
+        """
         following = {to: name for to, name in self.following.items() if STATE.search(name)}
         found, arms = [], list[tuple[int, str, str]]()
         for number, row in enumerate(self.text, self.first):
@@ -279,8 +288,11 @@ def _declare(module: Module, match: re.Match[str], source: str, counted: bool) -
         module.sources[name] = source
         return
     module.sources.setdefault(name, source)
-    if not counted:
-        module.unnamed += width
-    elif memory or width > WIDEST:
-        module.too_wide += width
     module.widths[name] = width
+    if counted and not memory and width <= WIDEST:
+        return
+    module.uncounted.add(name)
+    if counted:
+        module.too_wide += width * (int(memory.split(":")[1][:-1]) + 1 if memory else 1)
+    else:
+        module.unnamed += width

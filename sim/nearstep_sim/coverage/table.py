@@ -168,7 +168,7 @@ class _Counting:
     def lines_and_branches(
         self, block: Block, module: Module, counts: Mapping[Point, int]
     ) -> set[int]:
-        """Returns the lines that ran."""
+        """Count lines and arms; return the lines that ran."""
         run, lines = set[int](), dict[int, Point]()
         for point, count in sorted(counts.items(), key=lambda each: each[0].line):
             if OF_A_LINE.match(module.line(point.line)):

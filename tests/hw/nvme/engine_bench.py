@@ -739,6 +739,7 @@ class Traffic:
 
     def __init__(self, pair: Pair, most_pages: int = 20) -> None:
         self.pair, self.draw, self.most_pages = pair, pair.random, most_pages
+        self.queues = pair.bench.queues
         self.host = Host(pair)
         self.done: dict[str, int] = {}
 
@@ -747,7 +748,7 @@ class Traffic:
         yield from self.pair.bench.set_up()
         yield from self.begin()
         deeds = {"burst": 12, "deletes": 3, "doorbells": 2, "orders": 2, "disable": 2,
-                 "shut_down": 1, "unreadable": 1, "admin": 3}  # fmt: skip
+                 "shut_down": 1, "unreadable": 1, "admin": 3, "every_queue": 1}  # fmt: skip
         order = [*deeds]
         while len(order) < count:
             order += self.draw.choices([*deeds], [*deeds.values()])
@@ -795,6 +796,32 @@ class Traffic:
         self.close_gate(False)
         yield from self.pair.compare()
         yield from self.take()
+
+    def every_queue(self) -> Iterator[None]:
+        """Commands in all queues that there can be, until each has had one; then delete them."""
+        more = [n for n in range(1, self.queues) if n not in self.host.queues]
+        for number in more:
+            yield from self.create(number)
+        for _ in range(2):
+            yield from self.burst()
+        for number in more:
+            queue = self.host.queues[number]
+            yield from self.empty(queue)
+            self.host.push(queue, self.command())
+            yield from self.host.ring(queue)
+            yield from self.pair.compare()
+            yield from self.empty(queue)
+            for opcode in (Admin.DELETE_SQ, Admin.DELETE_CQ):
+                yield from self.host.admin(opcode, dw10=number)
+                assert self.host.status == 0
+            del self.host.queues[number]
+
+    def empty(self, queue: Queue) -> Iterator[None]:
+        """Take completions of a queue until there are none."""
+        self.host.taken = [()]
+        while self.host.taken:
+            yield from self.host.take(queue.completions)
+            yield from self.pair.compare()
 
     def deletes(self) -> Iterator[None]:
         """Delete a queue, often with commands waiting and one under way, and make it anew."""

@@ -1,5 +1,7 @@
-"""A design with a known hole, and a run of it: `python tiny.py 1,2,3 4,5` drives `x` of two
-instances, a value a cycle. The state DEAD wants a 7."""
+"""A design with a known hole, and a run of it.
+
+`python tiny.py 1,2,3 4,5` drives `x` of two instances, a value a cycle. The state DEAD wants a 7.
+"""
 
 import ctypes
 import sys
