@@ -174,6 +174,10 @@ class _Counting:
             if OF_A_LINE.match(module.line(point.line)):
                 self._design.exclude(INITIAL, "line", len(point.lines))
                 continue
+            if point.comment == "case" and "/* empty */" in module.line(point.line + 1):
+                self._design.exclude(EMPTY, "branch")
+                run.update(point.lines if count else ())
+                continue
             lines.update(dict.fromkeys(point.lines, point))
             # Verilator books the line of a condition on its first arm only.
             run.update((*point.lines, point.line) if count else ())

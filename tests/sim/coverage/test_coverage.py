@@ -16,6 +16,7 @@ from nearstep_sim.coverage.design import modules_of
 from nearstep_sim.coverage.records import CoverageFileError, merged, read_points
 from nearstep_sim.coverage.table import (
     CONSTANT,
+    EMPTY,
     SECOND_NAME,
     UNNAMED,
     Design,
@@ -80,6 +81,7 @@ def test_constants_second_names_and_results_of_operators_are_told_apart(counted:
     assert found.excluded[CONSTANT]["toggle"] == 2 * (2 + 2 + 2)  # `scale` twice, padding
     assert found.excluded[SECOND_NAME]["toggle"] > 0
     assert found.excluded[UNNAMED]["toggle"] > 0
+    assert found.excluded[EMPTY]["branch"] == 1  # RUN, for `y`
     named = {what.partition(":")[0] for kind, what in holes(found) if kind == "toggle"}
     assert "scale" not in named
 
