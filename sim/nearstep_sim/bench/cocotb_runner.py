@@ -18,10 +18,13 @@ from pathlib import Path
 from cocotb_tools import config
 from cocotb_tools.runner import Icarus, Verilator
 
+from nearstep_hw.verilog import COVERAGE
 from nearstep_sim.verilate.build import (
     cache_dir,
     compiler,
     compiler_name,
+    coverage_flags,
+    coverage_verilog,
     once,
     tool_environment,
     verilate_block,
@@ -158,10 +161,11 @@ def _build(
     top: str, verilog: Path, waves: bool, blocks: Sequence[str], settings: Sequence[str]
 ) -> Path:
     versions = [importlib.metadata.version(name) for name in ("cocotb", "verilator")]
-    parts = [*versions, *FLAGS, *MAKE, str(waves), compiler_name(), str(Path(sys.prefix))]
+    parts = [*versions, *FLAGS, *coverage_flags(), *MAKE, str(waves)]
+    parts += [compiler_name(), str(Path(sys.prefix))]
     common = "\0".join(parts).encode()
     own = "\0".join([top, *blocks, "", *settings]).encode()
-    digest = hashlib.sha256(own + common + verilog.read_bytes()).hexdigest()[:24]
+    digest = hashlib.sha256(own + common + coverage_verilog(verilog).read_bytes()).hexdigest()[:24]
 
     def build(folder: Path) -> Path:
         made = folder / "made"
@@ -205,8 +209,10 @@ def _make(
     """Make a folder in `folder` with the executable `top` and its objects."""
     log = folder / "build.log"
     source = Path(shutil.copy(verilog, folder / "top.v"))
-    flags = list(FLAGS)
-    common = ["--cc", *FLAGS, "--timescale", "/".join(TIMESCALE), *(["--trace"] if waves else [])]
+    if coverage_flags():
+        source = coverage_verilog(verilog)
+    flags = [*FLAGS, *coverage_flags()]
+    common = ["--cc", *flags, "--timescale", "/".join(TIMESCALE), *(["--trace"] if waves else [])]
     for number, block in enumerate(blocks, 1):
         made = verilate_block(block, source, folder, common, number)
         flags += [*made.options, *made.sources, "-CFLAGS", f"-I{made.folder}"]
@@ -302,10 +308,20 @@ def run_cocotb(
             )
     except (RuntimeError, SystemExit):
         pass  # the results list failures; without results no test ran
+    if not icarus and coverage_flags():
+        _keep_counts(folder / "coverage.dat")
     ran, failed = _outcome(results)
     if failed or not ran:
         raise BenchError(test_module.stem, len(ran), failed, log)
     return BenchResult(ran, log, folder / "dump.vcd" if waves else None)
+
+
+def _keep_counts(written: Path) -> None:
+    """Move the counts of a bench that ran to its end into the folder for them."""
+    if written.exists():
+        kept = Path(os.environ[COVERAGE])
+        kept.mkdir(parents=True, exist_ok=True)
+        shutil.move(written, kept / f"{written.parent.name}.dat")
 
 
 def _run_folder(name: str) -> Path:

@@ -25,6 +25,7 @@ from rich.console import Console
 
 import nearstep_hw
 import nearstep_spec
+from nearstep_hw.verilog import COVERAGE
 from nearstep_sim.verilate import prebuilt
 from nearstep_sim.verilate.prebuilt import OtherProcessorError, Target
 from nearstep_spec import cache as storage
@@ -44,6 +45,8 @@ __all__ = [
     "compile_object",
     "compiler",
     "compiler_name",
+    "coverage_flags",
+    "coverage_verilog",
     "cpu_name",
     "cxx_flags",
     "once",
@@ -60,6 +63,9 @@ __all__ = [
 VERILATOR_FLAGS = (
     "-Wno-lint", "-Wno-fatal", "-O3", "--x-assign", "fast", "--x-initial", "0", "--no-assert",
 )  # fmt: skip
+COVERAGE_FLAGS = ("--coverage-line", "--coverage-toggle", "--coverage-user")
+"""Of Verilator, if `COVERAGE` names a folder. `--coverage-fsm` knows no state variable without a
+type `enum`, and `--coverage-expr` counts each operand of the operators of Yosys' text again."""
 SLOW = "__Slow"
 """In the name of files with code that runs once: constructors, initial values."""
 
@@ -257,6 +263,79 @@ def _digest(parts: Sequence[str | bytes]) -> str:
     return digest.hexdigest()[:24]
 
 
+def coverage_flags() -> tuple[str, ...]:
+    """More flags of Verilator for every model: those of coverage, if `$NEARSTEP_COVERAGE` is set.
+
+    The variable names the folder for the counts, a file for each library and process; see
+    `nearstep_sim.coverage`.
+    """
+    return COVERAGE_FLAGS if os.environ.get(COVERAGE) else ()
+
+
+def coverage_verilog(verilog: Path) -> Path:
+    """The file, or a copy in the cache if coverage is counted: counts name the Verilog by its
+    SHA-256, and outlast the original.
+
+    Lines of the copy are those of the original; what is `NOT_COUNTED` stands between pragmas.
+    """
+    if not coverage_flags():
+        return verilog
+    text = verilog.read_text()
+    sha = hashlib.sha256(text.encode()).hexdigest()[:24]
+
+    def copied(folder: Path) -> Path:
+        path = folder / "top.v"
+        path.write_text(NOT_COUNTED.sub(rf"{COVERAGE_OFF}\g<0>{COVERAGE_ON}", text))
+        return path
+
+    name = _digest([sha, COVERAGE_OFF, NOT_COUNTED.pattern])
+    return once(cache_dir() / "coverage" / f"verilog-{sha}-{name}.v", copied)
+
+
+COVERAGE_OFF, COVERAGE_ON = "/*verilator coverage_off*/", "/*verilator coverage_on*/"
+NOT_COUNTED = re.compile(
+    r"^  (?:wire|reg) (?:signed )?(?:\[\d+:0\] )?\\\$(?:\d+|start) ;$"
+    r"|^  initial \\\$start .*$|^    if \(\\\$start \) begin end$",
+    re.M,
+)
+"""Results of operators, which have no name in the sources; and the variable that starts blocks."""
+COUNTERS = re.compile(r"^    uint32_t __Vcoverage\[", re.M)
+POINTS = re.compile(r"^(?:VL_ATTR_COLD )?void \w+___configure_coverage\(.*\) \{\n", re.M)
+POINTS_ONCE = """\
+    static std::atomic<bool> known{false};
+    if (!first || known.exchange(true)) return;
+"""
+
+
+def _count_in_process(out: Path) -> None:
+    """Count coverage of all instances of a model together until the process ends.
+
+    Verilator's counters are part of a model, and lost with it; these are static, and their points
+    belong to `coverage.cpp`, which writes them.
+
+    Raises
+    ------
+    BuildError : the C++ of this version of Verilator differs.
+    """
+    headers = sorted(out.glob("*__Syms.h"))
+    changed = 0
+    for path in (*headers, *sorted(out.glob("*.cpp"))):
+        text = path.read_text()
+        text, counters = COUNTERS.subn(r"    static inline uint32_t __Vcoverage[", text)
+        text, points = POINTS.subn(lambda match: match[0] + POINTS_ONCE, text)
+        if points:
+            text = f"#include <atomic>\n{text}"
+        if "vlSymsp->_vm_contextp__->coveragep()" in text:
+            text = text.replace("vlSymsp->_vm_contextp__->coveragep()", "nearstep_coverage()")
+            text = f"class VerilatedCovContext;\nVerilatedCovContext* nearstep_coverage();\n{text}"
+            changed += 1
+        if counters or points or "nearstep_coverage()" in text:
+            path.write_text(text)
+            changed += counters + bool(points)
+    if changed < 3:
+        raise BuildError(["verilator"], 1, f"{out} has no counters of coverage as expected")
+
+
 @cache
 def _hardware_sources() -> str:
     """Digest of the inputs of Verilog: sources of hardware and of its plain data, and tools."""
@@ -318,7 +397,8 @@ def verilog_of(key: str, generate: Callable[[], str], *, sources: Sequence[Path]
     name, and so are `sources`: files outside those packages which the generator uses.
     """
     stem = "".join(c if c.isalnum() else "_" for c in key)[:40]
-    digest = _digest([key, _hardware_sources(), *(path.read_bytes() for path in sources)])
+    files = [path.read_bytes() for path in sources]
+    digest = _digest([key, _hardware_sources(), *files, *coverage_flags()])
     target = cache_dir() / "rtl" / f"{stem}-{digest}.v"
 
     def build(folder: Path) -> Path:
@@ -491,7 +571,8 @@ def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
     Verilator writes a dozen files that include the same headers; compiled as one, they take a
     fraction of the time.
     """
-    common = ["--cc", *VERILATOR_FLAGS, *(["--trace-vcd"] if trace else []), *model.flags]
+    common = ["--cc", *VERILATOR_FLAGS, *coverage_flags()]
+    common += [*(["--trace-vcd"] if trace else []), *model.flags]
     text = "".join(
         f'public_flat_rd -module "{module}" -var "{signal}"\n' for module, signal in model.visible
     )
@@ -499,9 +580,9 @@ def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
         settings = folder / f"{model.prefix}.vlt"
         settings.write_text(f"`verilator_config\n{text}")
         common.append(str(settings))
-    verilog = str(model.verilog.resolve())
+    verilog = str(coverage_verilog(model.verilog).resolve())
     blocks = [
-        verilate_block(each, model.verilog, folder, common, number)
+        verilate_block(each, Path(verilog), folder, common, number)
         for number, each in enumerate(model.blocks, 1)
     ]
     run_tool(
@@ -510,6 +591,9 @@ def _verilate(model: Model, folder: Path, trace: bool) -> list[str]:
          *(part for block in blocks for part in block.options), verilog],
         folder,
     )  # fmt: skip
+    if coverage_flags():
+        for prefix in (model.prefix, *(f"V{block}" for block in model.blocks)):
+            _count_in_process(folder / prefix)
     return [*_together(folder / model.prefix), *(s for block in blocks for s in block.sources)]
 
 
@@ -579,10 +663,11 @@ PRECOMPILED = (
 def _precompiled(flags: tuple[str, ...], trace: bool) -> tuple[str, ...]:
     """Options that include `PRECOMPILED`, read once for all libraries of the same flags.
 
-    Takes 90 MB for each set of flags, so only with `OPTIMISE`, which is for many builds. `flags`
-    are all that change code, without folders and other definitions.
+    Takes 90 MB for each set of flags, so only with `OPTIMISE`, which is for many builds, and not
+    for those that count coverage. `flags` are all that change code, without folders and other
+    definitions.
     """
-    if _level() is None or "clang" in compiler_name().lower():
+    if _level() is None or coverage_flags() or "clang" in compiler_name().lower():
         return ()
     root = verilator_root()
     names = [*PRECOMPILED, *(["verilated_vcd_c.h"] if trace else [])]
@@ -626,14 +711,17 @@ def _runtime(trace: bool, jobs: int) -> Path:
     """Verilator's own C++ as one relocatable object, shared by every library."""
     root = verilator_root()
     names = ["verilated.cpp", "verilated_threads.cpp", *(["verilated_vcd_c.cpp"] if trace else [])]
+    own = [Path(__file__).with_name("coverage.cpp")] if coverage_flags() else []
+    names += ["verilated_cov.cpp"] if own else []
     flags = [*cxx_flags(), *_model_defines(trace), f"-I{root / 'include'}"]
     flags.append(f"-I{root / 'include' / 'vltstd'}")
     version = importlib.metadata.version("verilator")
-    digest = _digest([compiler_name(), cpu_name(), version, *cxx_flags(), str(trace)])
-    target = cache_dir() / "lib" / f"verilated-{digest}.o"
+    parts = [compiler_name(), cpu_name(), version, *cxx_flags(), str(trace)]
+    digest = _digest([*parts, *(path.read_bytes() for path in own)])
+    target = _libraries() / f"verilated-{digest}.o"
 
     def build(folder: Path) -> Path:
-        sources = [str(root / "include" / name) for name in names]
+        sources = [*(str(root / "include" / name) for name in names), *map(str, own)]
         out = folder / "runtime.o"
         objects = _compile_all(sources, folder, flags, jobs)
         run_tool([*compiler(), "-r", "-nostdlib", "-o", str(out), *objects], folder)
@@ -642,10 +730,16 @@ def _runtime(trace: bool, jobs: int) -> Path:
     return once(target, build)
 
 
+def _libraries() -> Path:
+    """Folder of Verilated libraries: those that count coverage have one of their own."""
+    return cache_dir() / ("coverage" if coverage_flags() else "lib")
+
+
 def _model_defines(trace: bool) -> list[str]:
-    off = ("COVERAGE", "SC", "TIMING", "TRACE_FST", "TRACE_SAIF")
+    off = ("SC", "TIMING", "TRACE_FST", "TRACE_SAIF")
     on = ("TRACE", "TRACE_VCD")
-    return [*(f"-DVM_{w}=0" for w in off), *(f"-DVM_{w}={int(trace)}" for w in on)]
+    coverage = f"-DVM_COVERAGE={int(bool(coverage_flags()))}"
+    return [coverage, *(f"-DVM_{w}=0" for w in off), *(f"-DVM_{w}={int(trace)}" for w in on)]
 
 
 def verilate_library(
@@ -681,13 +775,19 @@ def verilate_library(
     flags += [f"-D{key}={value}" for key, value in (defines or {}).items()]
     flags += _model_defines(trace)
     parts = [*_cpp_parts(cpp, flags), importlib.metadata.version("verilator"), *VERILATOR_FLAGS]
+    parts += coverage_flags()
     if common:
         parts += _cpp_parts(common, cxx_flags())
     parts += [path.name for path in objects]
     for model in models:
-        parts += [model.top, model.prefix, " ".join(model.flags), model.verilog.read_bytes()]
+        parts += [
+            model.top,
+            model.prefix,
+            " ".join(model.flags),
+            coverage_verilog(model.verilog).read_bytes(),
+        ]
         parts += [*model.blocks, *(name for pair in model.visible for name in pair)]
-    target = cache_dir() / "lib" / f"{name}-{_digest(parts)}.so"
+    target = _libraries() / f"{name}-{_digest(parts)}.so"
 
     def build(folder: Path) -> Path:
         generated = [s for m in models for s in _verilate(m, folder, trace)]

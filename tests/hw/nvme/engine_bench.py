@@ -50,7 +50,6 @@ QUIET = 24
 """Cycles without a transfer, after which nothing is under way: no step takes as long."""
 
 ENABLED = 1 | 6 << 4 | 6 << 16 | 4 << 20
-MESSAGES = 0xFEE00000
 OPCODE = 0x42
 ORDERS = {
     Admin.DELETE_SQ: OrderKind.DELETE_SUBMISSIONS,
@@ -155,6 +154,7 @@ class Ram:
 
     def __init__(self) -> None:
         self.memory = np.zeros(PAGES * PAGE, np.uint8)
+        self.base = 0
         self.seen = Seen()
 
     def put(self, address: int, data: bytes) -> None:
@@ -162,14 +162,16 @@ class Ram:
         self.memory[address : address + len(data)] = list(data)
 
     def read(self, address: int, nbytes: int) -> bytes:
-        if not mapped(address, nbytes):
+        at = address ^ self.base
+        if not mapped(at, nbytes):
             raise DmaError("read", address, nbytes, "not mapped")
-        return self.memory[address : address + nbytes].tobytes()
+        return self.memory[at : at + nbytes].tobytes()
 
     def write(self, address: int, data: bytes) -> None:
-        if not mapped(address, len(data)):
+        at = address ^ self.base
+        if not mapped(at, len(data)):
             raise DmaError("write", address, len(data), "not mapped")
-        self.memory[address : address + len(data)] = list(data)
+        self.memory[at : at + len(data)] = list(data)
         self.seen.wrote(address, data)
 
 
@@ -270,16 +272,19 @@ class Pins(Protocol):
 
 
 class HostMemory(AxiMemory):
-    """Answers DECERR where nothing is mapped."""
+    """Answers DECERR where nothing is mapped; `base` as of `Alone`."""
+
+    base = 0
 
     def _error(self, write: bool, burst: Address) -> BurstError | None:
         nbytes = (burst.len + 1) * self.beat_bytes
-        if mapped(burst.addr, nbytes):
+        if mapped(burst.addr ^ self.base, nbytes):
             return None
         return BurstError(write=write, nth=0, response=DECERR)
 
     def _offset(self, address: int) -> int:
-        return address if mapped(address, self.beat_bytes) else 0
+        at = address ^ self.base
+        return at if mapped(at, self.beat_bytes) else 0
 
 
 class Bench:
@@ -340,6 +345,9 @@ class Bench:
         self.seen, self.gate = Seen(), True
         self.idle = self.cycle = 0
         self.forbidden = self.alone = self._enabled = False
+        self._messages: dict[tuple[int, int], int] = {}
+        self._message: tuple[int, int] | None = None
+        self._reply = "sent"
 
     def step(self) -> None:
         """Take what has happened at a clock edge, and drive the inputs."""
@@ -399,9 +407,20 @@ class Bench:
 
     def _step_interrupts(self) -> None:
         if self.msix:
-            if self.pins.get("cfg_interrupt_msix__int"):
-                assert self.pins.get("cfg_interrupt_msix__address") == MESSAGES
-                self.seen.interrupt(self.pins.get("cfg_interrupt_msix__data"))
+            port = "cfg_interrupt_msix__"
+            if self.pins.get(f"{port}int"):
+                assert self._message is None
+                self._message = self.pins.get(f"{port}address"), self.pins.get(f"{port}data")
+            if self._message is not None:
+                self.idle = 0
+                if self._reply == "sent":
+                    self.seen.interrupt(self._messages[self._message])
+                if self._reply != "none":
+                    self._message = None
+            odd = self._messages and self.random.random() < self.stalls / 2
+            self._reply = self.random.choice(("fail", "none")) if odd else "sent"
+            for each in ("sent", "fail"):
+                self.pins.set(f"{port}{each}", self._reply == each)
             return
         vectors = self.pins.get("o_interrupt")
         for vector in range(vectors.bit_length()):
@@ -409,14 +428,18 @@ class Bench:
                 self.seen.interrupt(vector)
 
     def set_up(self) -> Iterator[None]:
-        """Set up MSI-X, if the design has it: the message of a vector is its number."""
+        """Set up MSI-X with any messages, if the design has it."""
         if not self.msix:
             return
         self.pins.set("cfg_interrupt_msix__enable", 1)
-        self.pins.set("cfg_interrupt_msix__sent", 1)
+        self._messages = {}
         for vector in range(self.queues):
-            for index, value in enumerate((MESSAGES, 0, vector, 0)):
+            address, data = self.random.getrandbits(62) << 2, self.random.getrandbits(32)
+            self._messages[address, data] = vector
+            for index, value in enumerate((address & 0xFFFFFFFF, address >> 32, data, 0)):
                 yield from self.access(MSIX_TABLE + 16 * vector + 4 * index, value)
+                yield from self.access(MSIX_TABLE + 16 * vector + 4 * index)
+                assert self.result == value
         yield from self.access(MSIX_PENDING)
         assert self.result == 0
 
@@ -530,6 +553,8 @@ class Alone:
     Attributes
     ----------
     checks : values compared.
+    base : high bits of all addresses of memory, as the controllers are told them; the scripts' own
+        addresses are without.
     """
 
     def __init__(self, pins: Pins, config: NvmeConfig, *, seed: int, **options: Any) -> None:
@@ -538,10 +563,15 @@ class Alone:
         self.memory = self.bench.memory
         self.random = random.Random(f"script {seed}")
         self.checks = 0
+        self.base = 0
         self._identifier = 0
 
     def _answers(self) -> Answers:
         return {}
+
+    def move(self) -> None:
+        """Put the memory at another base; of what the controllers are told, addresses have it."""
+        self.base = self.bench.axi.base = self.random.randrange(1 << 45) << 19
 
     def put(self, address: int, data: bytes) -> None:
         self.memory[address : address + len(data)] = list(data)
@@ -573,6 +603,10 @@ class Pair(Alone):
 
     def _answers(self) -> Answers:
         return self.golden.answers
+
+    def move(self) -> None:
+        super().move()
+        self.golden.base = self.base
 
     def put(self, address: int, data: bytes) -> None:
         for memory in (self.golden.memory, self.bench.memory):
@@ -644,8 +678,10 @@ class Host:
         for page in (1, 2, *range(16, 32)):
             pair.put(page * PAGE, bytes(PAGE))
         yield from pair.write(Register.AQA, size - 1 | size - 1 << 16)
-        for offset, value in ((0x28, PAGE), (0x2C, 0), (0x30, 2 * PAGE), (0x34, 0)):
-            yield from pair.write(offset, value)
+        for offset, page in ((0x28, 1), (0x30, 2)):
+            address = page * PAGE ^ pair.base
+            yield from pair.write(offset, address & 0xFFFFFFFF)
+            yield from pair.write(offset + 4, address >> 32)
         yield from pair.write(Register.CC, ENABLED)
         yield from pair.compare()
 
@@ -684,11 +720,17 @@ class Host:
         base, ring = (16 + 2 * number) * PAGE, (17 + 2 * number) * PAGE
         self.pair.put(base, bytes(2 * PAGE))
         yield from self.admin(
-            Admin.CREATE_CQ, prp1=ring, dw10=number | ring_size - 1 << 16, dw11=3 | number << 16
+            Admin.CREATE_CQ,
+            prp1=ring ^ self.pair.base,
+            dw10=number | ring_size - 1 << 16,
+            dw11=3 | number << 16,
         )
         assert self.status == 0
         yield from self.admin(
-            Admin.CREATE_SQ, prp1=base, dw10=number | size - 1 << 16, dw11=1 | number << 16
+            Admin.CREATE_SQ,
+            prp1=base ^ self.pair.base,
+            dw10=number | size - 1 << 16,
+            dw11=1 | number << 16,
         )
         assert self.status == 0
         self.queues[number] = Queue(number, size, base, Ring(number, ring_size, ring))
@@ -700,9 +742,10 @@ class Host:
 
 
 def transfer(
-    draw: random.Random, put: Callable[[int, bytes], None], most_pages: int
+    draw: random.Random, put: Callable[[int, bytes], None], most_pages: int, base: int = 0
 ) -> tuple[int, int, int]:
-    """PRP 1, PRP 2 and bytes of a transfer, most often one that is right, with its lists."""
+    """PRP 1, PRP 2 and bytes of a transfer, most often one that is right, with its lists; `base` as
+    of `Alone`."""
     nbytes = draw.choice((0, 4, 64, PAGE, PAGE + 4, 4 * draw.randrange(most_pages * PAGE // 4)))
     prp1 = draw.randrange(1 << 40) * PAGE + draw.choice((0, 0, 4 * draw.randrange(1024)))
     prp1 += draw.random() < 0.03
@@ -719,13 +762,13 @@ def transfer(
         if pages:
             pages += 1
             page = draw.choice((*range(48, PAGES), *HOLES)) if draw.random() < 0.2 else page ^ 1
-            words[-1] = page * PAGE + 8 * (draw.random() < 0.05)
+            words[-1] = page * PAGE + 8 * (draw.random() < 0.05) ^ base
         if draw.random() < 0.05:
             words[draw.randrange(slots)] += draw.choice((4, 8, 512))
         put(at, struct.pack(f"<{slots}Q", *words))
         at = page * PAGE
     wrong = draw.choice((0, 0, 0, 0, 0, 0, 0, 4, (1 << 50)))
-    return prp1, first + wrong, nbytes
+    return prp1, first + wrong ^ base, nbytes
 
 
 class Traffic:
@@ -739,15 +782,15 @@ class Traffic:
 
     def __init__(self, pair: Pair, most_pages: int = 20) -> None:
         self.pair, self.draw, self.most_pages = pair, pair.random, most_pages
+        self.queues = pair.bench.queues
         self.host = Host(pair)
         self.done: dict[str, int] = {}
 
     def run(self, count: int) -> Iterator[None]:
         """Do so many deeds."""
-        yield from self.pair.bench.set_up()
         yield from self.begin()
         deeds = {"burst": 12, "deletes": 3, "doorbells": 2, "orders": 2, "disable": 2,
-                 "shut_down": 1, "unreadable": 1, "admin": 3}  # fmt: skip
+                 "shut_down": 1, "unreadable": 1, "admin": 3, "every_queue": 1}  # fmt: skip
         order = [*deeds]
         while len(order) < count:
             order += self.draw.choices([*deeds], [*deeds.values()])
@@ -756,6 +799,8 @@ class Traffic:
             yield from getattr(self, name)()
 
     def begin(self) -> Iterator[None]:
+        yield from self.pair.bench.set_up()
+        self.pair.move()
         yield from self.host.enable(self.draw.choice((2, 3, 4, 7)))
         for number in range(1, 1 + self.draw.randrange(1, 4)):
             yield from self.create(number)
@@ -764,7 +809,8 @@ class Traffic:
         yield from self.host.create(number, self.draw.randrange(2, 9), self.draw.randrange(2, 7))
 
     def command(self) -> bytes:
-        prp1, prp2, nbytes = transfer(self.draw, self.pair.put, self.most_pages)
+        pair = self.pair
+        prp1, prp2, nbytes = transfer(self.draw, pair.put, self.most_pages, pair.base)
         opcode = OPCODE if self.draw.random() < 0.95 else 0x43
         return entry(opcode, self.pair.identifier(), nsid=1, prp1=prp1, prp2=prp2, dw12=nbytes,
                      dw10=self.draw.getrandbits(32), dw11=self.draw.getrandbits(32))  # fmt: skip
@@ -795,6 +841,32 @@ class Traffic:
         self.close_gate(False)
         yield from self.pair.compare()
         yield from self.take()
+
+    def every_queue(self) -> Iterator[None]:
+        """Commands in all queues that there can be, until each has had one; then delete them."""
+        more = [n for n in range(1, self.queues) if n not in self.host.queues]
+        for number in more:
+            yield from self.create(number)
+        for _ in range(2):
+            yield from self.burst()
+        for number in more:
+            queue = self.host.queues[number]
+            yield from self.empty(queue)
+            self.host.push(queue, self.command())
+            yield from self.host.ring(queue)
+            yield from self.pair.compare()
+            yield from self.empty(queue)
+            for opcode in (Admin.DELETE_SQ, Admin.DELETE_CQ):
+                yield from self.host.admin(opcode, dw10=number)
+                assert self.host.status == 0
+            del self.host.queues[number]
+
+    def empty(self, queue: Queue) -> Iterator[None]:
+        """Take completions of a queue until there are none."""
+        self.host.taken = [()]
+        while self.host.taken:
+            yield from self.host.take(queue.completions)
+            yield from self.pair.compare()
 
     def deletes(self) -> Iterator[None]:
         """Delete a queue, often with commands waiting and one under way, and make it anew."""
@@ -881,7 +953,8 @@ class Traffic:
     def unreadable(self) -> Iterator[None]:
         """A queue that is not in memory."""
         which = self.draw.randrange(2)
-        base, ring = [(min(HOLES) * PAGE, 15 * PAGE), (14 * PAGE, min(HOLES) * PAGE)][which]
+        pages = [(min(HOLES), 15), (14, min(HOLES))][which]
+        base, ring = (page * PAGE ^ self.pair.base for page in pages)
         self.pair.put(14 * PAGE, self.command())
         admin = self.host.admin
         yield from admin(Admin.CREATE_CQ, prp1=ring, dw10=5 | 3 << 16, dw11=1)
