@@ -150,7 +150,7 @@ inline float nearest(double value) {
         return static_cast<float>(value);
     }
     constexpr Shape shape = shape_of(format);
-    constexpr std::int64_t least = std::int64_t{1023 - (format == ExactFormat::fp16 ? 14 : 126)} << 52;
+    constexpr std::int64_t least = std::int64_t{format == ExactFormat::fp16 ? 1009 : 897} << 52;
     const double size = std::fabs(value);
     const std::int64_t power = std::bit_cast<std::int64_t>(size) & 0x7FF0000000000000;
     const double unit =
@@ -180,7 +180,7 @@ void finish(double* sums, Error* errors, std::size_t size, std::uint32_t divisor
     }
 }
 
-// The sum of two numbers, and what it is too small by (Knuth's TwoSum), which a double holds exactly.
+// The sum of two numbers, and what it is too small by, exactly (Knuth's TwoSum).
 inline double two_sum(double a, double b, double* error) {
     const double sum = a + b, part = sum - a;
     *error = (a - (sum - part)) + (b - part);
@@ -233,8 +233,8 @@ void checked_sums(
     }
 }
 
-// Sums of elements of a block, and the largest and the smallest magnitude of their addends, of which
-// zeros do not count: it is that of the smallest less one.
+// Sums of elements of a block, with the largest magnitude of their addends, and the smallest that is
+// not zero, less one.
 template <std::size_t block>
 struct Totals {
     double sums[block];
@@ -252,10 +252,10 @@ struct Totals {
             std::uint32_t high = most[i], low = least[i];
             for (std::size_t member = 0; member < count; ++member) {
                 const float value = from[member][i];
-                const std::uint32_t size_of = as_bits(value) & magnitude;
+                const std::uint32_t word = as_bits(value) & magnitude;
                 sum += static_cast<double>(nearest<format>(value));
-                high = std::max(high, size_of);
-                low = std::min(low, size_of - 1);
+                high = std::max(high, word);
+                low = std::min(low, word - 1);
             }
             sums[i] = sum;
             most[i] = high;
@@ -264,8 +264,8 @@ struct Totals {
     }
 };
 
-// Most sums have no special among their addends, and are exact in a double because all partial sums
-// are whole numbers, up to 2^53, of the last bit of the smallest addend.
+// Most sums have no special among their addends, and are exact in a double: all partial sums are
+// whole numbers, up to 2^53, of the last bit of the smallest addend. In fp16 all numbers are.
 template <ExactFormat format, std::size_t block>
 void sums_of(
     const float* const* tensors, std::size_t members, std::size_t at, std::size_t size,
@@ -281,8 +281,10 @@ void sums_of(
         const float scale = 1.0f / static_cast<float>(divisor);
         for (std::size_t i = 0; i < size; ++i) {
             const float sum = (nearest<format>(first[i]) + nearest<format>(second[i])) * scale;
-            const std::uint32_t more = std::max(as_bits(second[i]) & magnitude, as_bits(sum) & magnitude);
-            errors[i] = std::max(as_bits(first[i]) & magnitude, more) >= beyond(format);
+            const std::uint32_t most = std::max(
+                as_bits(sum) & magnitude,
+                std::max(as_bits(first[i]) & magnitude, as_bits(second[i]) & magnitude));
+            errors[i] = most >= beyond(format);
             out[i] = nearest<format>(sum);
         }
     } else {
@@ -297,10 +299,13 @@ void sums_of(
         for (; member < members; ++member) {
             totals.template add<format, 1>(tensors + member, at, size);
         }
-        const int spread = bits - shape_of(format).precision - static_cast<int>(std::bit_width(members - 1));
+        const int carries = static_cast<int>(std::bit_width(members - 1));
+        const int spread = bits - shape_of(format).precision - carries;
         for (std::size_t i = 0; i < size; ++i) {
-            const int apart = static_cast<int>(totals.most[i] >> 23) - static_cast<int>(totals.least[i] >> 23);
-            errors[i] = (totals.most[i] >= beyond(format)) | (apart > spread);
+            const std::uint32_t most = totals.most[i], least = totals.least[i];
+            const int apart = static_cast<int>(most >> 23) - static_cast<int>(least >> 23);
+            errors[i] = most >= beyond(format);
+            errors[i] |= format != ExactFormat::fp16 && apart > spread;
         }
         finish<format>(totals.sums, errors, size, divisor, out);
     }
