@@ -10,7 +10,6 @@
 #include <limits>
 
 #include "golden/floats.hpp"
-#include "golden/formats.hpp"
 
 namespace nearstep::golden {
 
@@ -27,16 +26,34 @@ constexpr Shape shape_of(ExactFormat format) {
                                          : Shape{8, -133, 127};
 }
 
+// Magnitudes of binary32 from this one on are infinite, or NaN, in the format.
+constexpr std::uint32_t beyond(ExactFormat format) {
+    return format == ExactFormat::fp32   ? infinity
+           : format == ExactFormat::fp16 ? 0x477FF000u
+                                         : 0x7F7F8000u;
+}
+
+// The nearest number of the format to one that is not beyond it. The sum with a power of
+// two is rounded where the format's last bit is.
+template <ExactFormat format>
+inline float nearest(float value) {
+    const std::uint32_t word = as_bits(value), size = word & magnitude;
+    if constexpr (format == ExactFormat::fp32) {
+        return value;
+    } else if constexpr (format == ExactFormat::bf16) {
+        return as_float((word + 0x7FFFu + (word >> 16 & 1)) & 0xFFFF0000u);
+    }
+    const float unit = as_float(std::max(size & infinity, 113u << 23) + (13u << 23));
+    return as_float(as_bits(as_float(size) + unit - unit) | (word & ~magnitude));
+}
+
 // The nearest number of the format; NaNs become the default one.
 template <ExactFormat format>
 inline float in_format(float value) {
-    if constexpr (format == ExactFormat::bf16) {
-        return widen_bf16(narrow_bf16(canonical(value)));
-    } else if constexpr (format == ExactFormat::fp16) {
-        return widen_fp16(narrow_fp16(value));
-    } else {
-        return value;
-    }
+    const std::uint32_t size = as_bits(value) & magnitude;
+    const std::uint32_t special = infinity | (as_bits(value) & ~magnitude);
+    return size < beyond(format) ? nearest<format>(value)
+                                 : as_float(size > infinity ? quiet_nan : special);
 }
 
 // A sum of up to 2^31 numbers of binary32, in units of 2^-181: 32 bits below the least number, for
@@ -126,57 +143,83 @@ class Superaccumulator {
     }
 };
 
-// A double, rounded once to the format: by way of binary32, whose last bit is set if it is inexact
-// (rounding to odd), so that the second rounding sees what the first one dropped.
+// The nearest number of the format to a finite one, rounded once.
 template <ExactFormat format>
-inline float narrowed(double value) {
-    const float nearest = static_cast<float>(value);
+inline float nearest(double value) {
     if constexpr (format == ExactFormat::fp32) {
-        return nearest;
+        return static_cast<float>(value);
     }
-    const double back = nearest;
-    std::uint32_t word = as_bits(nearest);
-    word -= std::fabs(back) > std::fabs(value);
-    word |= back != value;
-    return in_format<format>(as_float(word));
+    constexpr Shape shape = shape_of(format);
+    constexpr std::int64_t least = std::int64_t{format == ExactFormat::fp16 ? 1009 : 897} << 52;
+    const double size = std::fabs(value);
+    const std::int64_t power = std::bit_cast<std::int64_t>(size) & 0x7FF0000000000000;
+    const double unit =
+        std::bit_cast<double>(std::max(power, least) + (std::int64_t{53 - shape.precision} << 52));
+    const float found = static_cast<float>(size + unit - unit);
+    const std::uint32_t sign = as_bits(static_cast<float>(value)) & ~magnitude;
+    const bool overflows = format == ExactFormat::fp16 && found > 65504.0f;
+    return as_float((overflows ? infinity : as_bits(found)) | sign);
 }
 
-// Most sums are exact in a double: all errors of additions (Knuth's TwoSum) are zero. The others,
-// and specials, whose errors are NaN, are summed in a superaccumulator.
-template <ExactFormat format, std::size_t block>
-void sums_of(
-    const float* const* tensors, std::size_t members, std::size_t at, std::size_t size,
-    std::uint32_t divisor, float* out) {
-    double sums[block];
-    std::uint64_t errors[block];
-    for (std::size_t i = 0; i < size; ++i) {
-        const float first = in_format<format>(tensors[0][at + i]);
-        sums[i] = first;
-        errors[i] = (as_bits(first) & magnitude) >= infinity;
-    }
-    for (std::size_t member = 1; member < members; ++member) {
-        const float* __restrict tensor = tensors[member] + at;
-        for (std::size_t i = 0; i < size; ++i) {
-            const double more = in_format<format>(tensor[i]), sum = sums[i] + more;
-            const double part = sum - sums[i];
-            const double error = (sums[i] - (sum - part)) + (more - part);
-            errors[i] |= std::bit_cast<std::uint64_t>(error) << 1;
-            sums[i] = sum;
-        }
-    }
-    if (divisor > 1) {
-        // A quotient that is rounded is as good as the exact one, unless it looks like a tie, which
-        // has at most 25 significant bits.
+// Divides sums, and rounds them. A quotient that is rounded is as good as the exact one, unless it
+// looks like a tie, which has at most 25 significant bits: `errors` of such are set.
+template <ExactFormat format, class Error>
+void finish(double* sums, Error* errors, std::size_t size, std::uint32_t divisor, float* out) {
+    if (divisor & (divisor - 1)) {
         for (std::size_t i = 0; i < size; ++i) {
             const double quotient = sums[i] / divisor;
             const bool is_short = !(std::bit_cast<std::uint64_t>(quotient) & 0x7FFFFFFu);
-            errors[i] |= is_short && quotient * divisor != sums[i];
+            errors[i] |= is_short & (quotient * divisor != sums[i]);
             sums[i] = quotient;
+        }
+        divisor = 1;
+    }
+    const double scale = 1.0 / divisor;
+    for (std::size_t i = 0; i < size; ++i) {
+        out[i] = nearest<format>(sums[i] * scale);
+    }
+}
+
+// The sum of two numbers, and what it is too small by, exactly (Knuth's TwoSum).
+inline double two_sum(double a, double b, double* error) {
+    const double sum = a + b, part = sum - a;
+    *error = (a - (sum - part)) + (b - part);
+    return sum;
+}
+
+// Sums as two doubles, of which the second adds up the errors of the first. Those whose errors have
+// errors are summed in a superaccumulator. Infinities and NaN need no other care: no sum of finite
+// numbers is infinite in a double.
+template <ExactFormat format, std::size_t block>
+void checked_sums(
+    const float* const* tensors, std::size_t members, std::size_t at, std::size_t size,
+    std::uint32_t divisor, float* out) {
+    double sums[block], rests[block] = {};
+    std::uint64_t errors[block] = {};
+    std::fill_n(sums, size, -0.0);
+    for (std::size_t member = 0; member < members; ++member) {
+        const float* __restrict tensor = tensors[member] + at;
+        for (std::size_t i = 0; i < size; ++i) {
+            double rest, error;
+            sums[i] = two_sum(sums[i], static_cast<double>(in_format<format>(tensor[i])), &rest);
+            rests[i] = two_sum(rests[i], rest, &error);
+            errors[i] |= std::bit_cast<std::uint64_t>(error) << 1;
         }
     }
     for (std::size_t i = 0; i < size; ++i) {
-        out[i] = narrowed<format>(sums[i]);
+        // The last bit of a sum that is inexact is set (rounding to odd), so that it can be rounded
+        // again.
+        double rest;
+        const double sum = two_sum(sums[i], rests[i], &rest);
+        const std::uint64_t word = std::bit_cast<std::uint64_t>(sum);
+        const std::uint64_t odd = (rest < 0) == (sum < 0) ? word | 1 : (word - 1) | 1;
+        const bool is_finite = std::fabs(sums[i]) < std::numeric_limits<double>::infinity();
+        errors[i] = is_finite ? errors[i] | (rest != 0 && divisor & (divisor - 1)) : 0;
+        if (is_finite && rests[i] != 0) {
+            sums[i] = rest != 0 ? std::bit_cast<double>(odd) : sum;
+        }
     }
+    finish<format>(sums, errors, size, divisor, out);
     for (std::size_t i = 0; i < size; ++i) {
         if (errors[i]) {
             Superaccumulator sum;
@@ -184,6 +227,96 @@ void sums_of(
                 sum.add(in_format<format>(tensors[member][at + i]));
             }
             out[i] = sum.result(divisor, shape_of(format));
+        } else if (!(std::fabs(sums[i]) < std::numeric_limits<double>::infinity())) {
+            out[i] = canonical(static_cast<float>(sums[i]));
+        }
+    }
+}
+
+// Sums of elements of a block, with the largest magnitude of their addends, and the smallest that is
+// not zero, less one.
+template <std::size_t block>
+struct Totals {
+    double sums[block];
+    std::uint32_t most[block], least[block];
+
+    // Adds elements `at` and on of `count` tensors.
+    template <ExactFormat format, std::size_t count>
+    void add(const float* const* tensors, std::size_t at, std::size_t size) {
+        std::array<const float*, count> from;
+        for (std::size_t member = 0; member < count; ++member) {
+            from[member] = tensors[member] + at;
+        }
+        for (std::size_t i = 0; i < size; ++i) {
+            double sum = sums[i];
+            std::uint32_t high = most[i], low = least[i];
+            for (std::size_t member = 0; member < count; ++member) {
+                const float value = from[member][i];
+                const std::uint32_t word = as_bits(value) & magnitude;
+                sum += static_cast<double>(nearest<format>(value));
+                high = std::max(high, word);
+                low = std::min(low, word - 1);
+            }
+            sums[i] = sum;
+            most[i] = high;
+            least[i] = low;
+        }
+    }
+};
+
+// Most sums have no special among their addends, and are exact in a double: all partial sums are
+// whole numbers, up to 2^53, of the last bit of the smallest addend. In fp16 all numbers are.
+template <ExactFormat format, std::size_t block>
+void sums_of(
+    const float* const* tensors, std::size_t members, std::size_t at, std::size_t size,
+    std::uint32_t divisor, float* __restrict out) {
+    constexpr std::size_t together = 4, part = 64;
+    constexpr int bits = std::numeric_limits<double>::digits;
+    std::uint32_t errors[block];
+    if (members == 2 && divisor <= 2) {
+        // The sum in binary32 has more than twice the bits of 16-bit formats, so that it can be
+        // rounded again; halves are inexact only if the sum is exact.
+        const float* first = tensors[0] + at;
+        const float* second = tensors[1] + at;
+        const float scale = 1.0f / static_cast<float>(divisor);
+        for (std::size_t i = 0; i < size; ++i) {
+            const float sum = (nearest<format>(first[i]) + nearest<format>(second[i])) * scale;
+            const std::uint32_t most = std::max(
+                as_bits(sum) & magnitude,
+                std::max(as_bits(first[i]) & magnitude, as_bits(second[i]) & magnitude));
+            errors[i] = most >= beyond(format);
+            out[i] = nearest<format>(sum);
+        }
+    } else {
+        Totals<block> totals;
+        std::fill_n(totals.sums, size, -0.0);
+        std::fill_n(totals.most, size, 0u);
+        std::fill_n(totals.least, size, ~0u);
+        std::size_t member = 0;
+        for (; member + together <= members; member += together) {
+            totals.template add<format, together>(tensors + member, at, size);
+        }
+        for (; member < members; ++member) {
+            totals.template add<format, 1>(tensors + member, at, size);
+        }
+        const int carries = static_cast<int>(std::bit_width(members - 1));
+        const int spread = bits - shape_of(format).precision - carries;
+        for (std::size_t i = 0; i < size; ++i) {
+            const std::uint32_t most = totals.most[i], least = totals.least[i];
+            const int apart = static_cast<int>(most >> 23) - static_cast<int>(least >> 23);
+            errors[i] = most >= beyond(format);
+            errors[i] |= format != ExactFormat::fp16 && apart > spread;
+        }
+        finish<format>(totals.sums, errors, size, divisor, out);
+    }
+    for (std::size_t first = 0; first < size; first += part) {
+        const std::size_t count = std::min(part, size - first);
+        std::uint32_t error = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+            error |= errors[first + i];
+        }
+        if (error) {
+            checked_sums<format, part>(tensors, members, at + first, count, divisor, out + first);
         }
     }
 }
