@@ -455,8 +455,8 @@ def saved(mesh: DeviceMesh, folder: Path, dtype: torch.dtype = torch.float32) ->
         process_group=dist.new_group(backend="gloo"),
     )
     assert list(optimizer.store.kept) == ["after 2", "kept"], "committed before it returns"
-    changed = local(next(made.parameters())).nbytes
-    assert optimizer.traffic.to_drives - written <= changed, "the rest is not copied"
+    most = sum(local(p).nbytes for p in made.parameters())  # small ones are written together
+    assert optimizer.traffic.to_drives - written <= most, "no moment is copied"
     found = whole(made, optimizer)
     train(made, optimizer, range(4, 7))
     assert "optim.state.0.weight.exp_avg" in saving.result(60).state_dict_metadata
