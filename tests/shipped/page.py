@@ -121,7 +121,8 @@ def _mutants() -> Iterator[str]:
         "not end). *Equivalent*: a solver proves that outputs and next states of its module are "
         "the same. *Measured* by `.venv/bin/python -m tests.mutation BLOCK --count N --seed S`, "
         "with the tests of [`blocks.toml`](../tests/mutation/blocks.toml); survivors, and the "
-        "lines of Python that made them, are in [`results.json`](../tests/mutation/results.json)."
+        "lines of Python that made them, are in [`results.json`](../tests/mutation/results.json). "
+        "`make mutate` runs one block; what other tests would kill is not counted."
     )
     yield ""
     yield "| block | seed | mutants | killed | equivalent | survived | killed of the others |"
