@@ -16,18 +16,22 @@ from measuring import timed
 from torch._C._distributed_c10d import AllreduceOptions
 from torch.multiprocessing.spawn import spawn
 
-import nearstep.torch.distributed
 from nearstep.coarse.service import Spawned
+from nearstep.coarse.service.client import TIMEOUT_S
+from nearstep.torch.distributed.hook import group_beside
 from nearstep.torch.distributed.rendezvous import ADDRESS, TOKEN_FILE
 
 
-def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -> None:
+def worker(
+    rank: int, processes: int, sizes: list[int], rounds: int, exact: bool, dtype: str, out: str
+) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(processes), GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{out}.store", rank=rank, world_size=processes
     )
-    state, _ = nearstep.torch.distributed.ddp_hook()
+    state = group_beside(None, "fp32", TIMEOUT_S, exact=exact)
+    kind: torch.dtype = getattr(torch, dtype)
     options = AllreduceOptions()
     options.asyncOp = False  # as of dist.all_reduce
     reduce: dict[str, Any] = {
@@ -36,7 +40,8 @@ def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -
     }
     found: dict[str, Any] = {}
     for size in sizes:
-        given = torch.randn(size, generator=torch.Generator().manual_seed(rank))
+        given = torch.randn(size // kind.itemsize, generator=torch.Generator().manual_seed(rank))
+        given = given.to(kind)
         seconds: dict[str, list[float]] = {name: [] for name in reduce}
         results = {}
         for _ in range(rounds + 2):
@@ -47,8 +52,9 @@ def worker(rank: int, processes: int, sizes: list[int], rounds: int, out: str) -
                 spent = torch.tensor([took], dtype=torch.float64)
                 dist.all_reduce(spent, dist.ReduceOp.MAX)
                 seconds[name].append(float(spent))
-        torch.testing.assert_close(results["gloo"], results["coarse"], rtol=1e-5, atol=1e-5)
-        found[str(4 * size)] = {name: each[2:] for name, each in seconds.items()}
+        near = 1e-5 if kind == torch.float32 else 0.05
+        torch.testing.assert_close(results["gloo"], results["coarse"], rtol=near, atol=near)
+        found[str(size)] = {name: each[2:] for name, each in seconds.items()}
     if rank == 0:
         Path(out).write_text(json.dumps(found))
     state.shutdown()
@@ -60,11 +66,23 @@ WAYS = {
     "tcp": ("--listen", "tcp:127.0.0.1:0"),
     "tcp, payloads on the wire": ("--listen", "tcp:127.0.0.1:0", "--no-share-memory"),
 }
+SUMS = {
+    **dict.fromkeys(WAYS, (False, "float32")),
+    "unix, exact": (True, "float32"),
+    "unix, exact, bf16": (True, "bfloat16"),
+}
+"""Of each row: whether sums are exact, and the tensors' dtype."""
 """Options of the service: without the last one clients on its machine share memory with it."""
 
 
 def measure(
-    device: str, way: Sequence[str], processes: int, sizes: list[int], rounds: int
+    device: str,
+    way: Sequence[str],
+    processes: int,
+    sizes: list[int],
+    rounds: int,
+    exact: bool,
+    dtype: str,
 ) -> tuple[dict[str, Any], int]:
     """Return the seconds of each size in bytes, and the peak of the service's memory in bytes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +91,7 @@ def measure(
             token.touch(0o600)
             token.write_text(service.token)
             os.environ.update({ADDRESS: service.address, TOKEN_FILE: str(token)})
-            spawn(worker, (processes, sizes, rounds, out), nprocs=processes)
+            spawn(worker, (processes, sizes, rounds, exact, dtype, out), nprocs=processes)
             status = Path(f"/proc/{service.pid}/status").read_text()
         resident = next(line for line in status.splitlines() if line.startswith("VmHWM"))
         return json.loads(Path(out).read_text()), 1024 * int(resident.split()[1])
@@ -89,11 +107,13 @@ def main(
     rounds: Annotated[int, option("that are measured, after two that are not", min=3)] = 15,
 ) -> None:
     """Measure each way, number and size, and write build/bench/coarse_service.json."""
-    sizes = [int(float(each) * (1 << 18)) for each in mib.split(",")]
+    sizes = [int(float(each) * (1 << 20)) for each in mib.split(",")]
     rows, peak = [], 0
-    for name, count in track(product(WAYS, map(int, processes.split(","))), "measured"):
-        given = device.format(processes=count)
-        found, nbytes = measure(given, WAYS[name], count, sizes, rounds)
+    for name, count in track(product(SUMS, map(int, processes.split(","))), "measured"):
+        exact, dtype = SUMS[name]
+        given = device.format(processes=count) + ("&exact=fp32,bf16" if exact else "")
+        way = WAYS[name.partition(", exact")[0]]
+        found, nbytes = measure(given, way, count, sizes, rounds, exact, dtype)
         peak = max(peak, nbytes)
         for size, seconds in found.items():
             size_mib = int(size) / 2**20
