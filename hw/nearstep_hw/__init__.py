@@ -1,1 +1,5 @@
 """Synthesizable hardware of nearstep, in Amaranth HDL."""
+
+COVERAGE = "NEARSTEP_COVERAGE"
+"""Environment variable that counts coverage (`nearstep_sim.coverage`): the Verilog tells where in
+the Python sources each signal, operator and module is from."""

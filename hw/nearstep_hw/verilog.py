@@ -19,14 +19,11 @@ from amaranth.hdl._ast import Operator
 from amaranth.hdl._ir import PortDirection
 from amaranth.lib import wiring
 
+from nearstep_hw import COVERAGE
 from nearstep_hw.axi.signature import ChannelLayout
 from nearstep_spec.cache import yowasp_environment
 
 __all__ = ["Pads", "flat_ports", "netlist", "to_verilog"]
-
-COVERAGE = "NEARSTEP_COVERAGE"
-"""Environment variable that counts coverage (`nearstep_sim.coverage`): the Verilog tells where in
-the Python sources each signal, operator and module is from."""
 
 _shape_of = Operator.shape
 

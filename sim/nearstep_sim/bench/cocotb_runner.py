@@ -18,7 +18,7 @@ from pathlib import Path
 from cocotb_tools import config
 from cocotb_tools.runner import Icarus, Verilator
 
-from nearstep_hw.verilog import COVERAGE
+from nearstep_hw import COVERAGE
 from nearstep_sim.verilate.build import (
     cache_dir,
     compiler,

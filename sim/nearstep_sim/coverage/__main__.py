@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from nearstep_hw import COVERAGE
 from nearstep_hw.generate import GENERATORS, verilog
-from nearstep_hw.verilog import COVERAGE
 from nearstep_sim.coverage.records import merged
 from nearstep_sim.coverage.table import KINDS, Design, all_reasons, designs_of, exclusions
 from nearstep_spec.errors import NearstepError

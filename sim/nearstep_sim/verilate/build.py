@@ -25,7 +25,7 @@ from rich.console import Console
 
 import nearstep_hw
 import nearstep_spec
-from nearstep_hw.verilog import COVERAGE
+from nearstep_hw import COVERAGE
 from nearstep_sim.verilate import prebuilt
 from nearstep_sim.verilate.prebuilt import OtherProcessorError, Target
 from nearstep_spec import cache as storage
