@@ -332,7 +332,7 @@ class ExactAccumulator(wiring.Component):
         """Divide `top`, which shifts out.
 
         It ends when the quotient has a bit more than a significand, or less than the least number.
-        A power of two lowers the exponent of a normal number instead. Returns whether it is
+        A power of two lowers the exponent of a normal number instead. The results: whether it is
         divided, has ended, the place of the last bit kept, the quotient with the bit below, and
         whether there is a remainder.
         """
