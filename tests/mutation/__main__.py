@@ -1,6 +1,6 @@
 """Mutants of the RTL: does a test fail when a cell of a block does something else?
 
-python -m tests.mutation link_receiver --count 100 --seed 1
+python -m tests.mutation link_layer --count 100 --seed 1
 
 Yosys (`mutate`) writes all mutants into the Verilog of the block, each behind a selector, so that
 one simulator has them all; a copy of this process runs the tests with each until one fails.
@@ -51,7 +51,7 @@ READY = "proc\nmemory_collect\n"
 SOLVER_S = 60
 EQUAL = """
 {ready}{mutant.command}
-hierarchy -top \\{mutant.module}
+hierarchy -top \\{module}
 flatten
 memory_map
 async2sync
@@ -80,17 +80,14 @@ class Mutant:
     Attributes
     ----------
     command : of Yosys.
-    by : the test that failed, or `hung`; None if all passed.
+    outcome : of `OUTCOMES`; empty before.
+    by : the test that failed, or did not end; empty if all passed.
     """
 
     number: int
     command: str
     outcome: str = ""
     by: str = ""
-
-    @property
-    def module(self) -> str:
-        return self.options["module"]
 
     @property
     def options(self) -> dict[str, str]:
@@ -155,12 +152,15 @@ class Design:
 
         Registers and memories are cut: their contents become inputs, and what is written outputs.
         """
+        module = mutant.options["module"]
         sides = "".join(
-            f"copy \\{mutant.module} {side}\ndelete -port {side}/w:{SELECTOR}\n"
+            f"copy \\{module} {side}\ndelete -port {side}/w:{SELECTOR}\n"
             f"cd {side}\nconnect -set {SELECTOR} {WIDTH}'d{number}\ncd ..\n"
             for side, number in (("gold", 0), ("gate", mutant.number))
         )
-        script = EQUAL.format(ready=READY, mutant=mutant, sides=sides, seconds=SOLVER_S)
+        script = EQUAL.format(
+            ready=READY, mutant=mutant, module=module, sides=sides, seconds=SOLVER_S
+        )
         try:
             yosys(self.netlist, script)
         except RuntimeError:  # it differs, was not decided in time, or has a register that is left

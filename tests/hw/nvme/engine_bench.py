@@ -553,8 +553,8 @@ class Alone:
     Attributes
     ----------
     checks : values compared.
-    base : high bits of all addresses of memory, as the controllers are told them; the scripts' own
-        addresses are without.
+    base : high bits of all addresses of memory that the controllers use; addresses in the scripts
+        are without.
     """
 
     def __init__(self, pins: Pins, config: NvmeConfig, *, seed: int, **options: Any) -> None:
@@ -570,7 +570,7 @@ class Alone:
         return {}
 
     def move(self) -> None:
-        """Put the memory at another base; of what the controllers are told, addresses have it."""
+        """Draw another base; addresses in registers and commands include it."""
         self.base = self.bench.axi.base = self.random.randrange(1 << 45) << 19
 
     def put(self, address: int, data: bytes) -> None:
