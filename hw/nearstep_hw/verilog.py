@@ -124,6 +124,9 @@ REMOVED = " ".join(
     for name in ("generator", "top", "src", "amaranth.hierarchy", "amaranth.decoding")
 )
 SOURCE = re.compile(r'\bsrc = "[^"]*/((?:nearstep_\w+|amaranth)/[^"]*)"')
+OTHER_SOURCE = re.compile(r'\bsrc = "/[^"]*/([^/"]+/[^/"]+)"')
+"""A file outside of these packages: folder and name remain, so that equal designs have equal
+Verilog wherever they are."""
 
 
 def _written(text: str) -> str:
@@ -149,7 +152,8 @@ def _written(text: str) -> str:
     )
     if done.returncode:
         raise YosysError(done.stderr.strip())
-    return SOURCE.sub(r'src = "\1"', done.stdout.lstrip("\n"))
+    named = SOURCE.sub(r'src = "\1"', done.stdout.lstrip("\n"))
+    return OTHER_SOURCE.sub(r'src = "\1"', named)
 
 
 def _finished(text: str) -> str:

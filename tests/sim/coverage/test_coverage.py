@@ -63,7 +63,7 @@ def test_a_state_that_no_stimulus_reaches_is_a_hole_until_one_does(counted: Path
     assert holes(before) >= DEAD
     place = {h.place for b in before.blocks.values() for h in b.holes if h.kind == "state"}
     assert len(place) == 1
-    assert place.pop().startswith(f"{HERE}/tiny.py:")
+    assert place.pop().startswith("coverage/tiny.py:")
     assert (before.total("state").covered, before.total("state").total) == (2, 3)
     assert (before.total("transition").covered, before.total("transition").total) == (1, 2)
     files = len(list(counted.glob("*.dat")))
@@ -135,6 +135,15 @@ def test_without_the_variable_nothing_is_counted(monkeypatch: pytest.MonkeyPatch
     assert next(
         iter(modules_of(to_verilog(StreamFifo(shape=8, depth=4), "StreamFifo")).values())
     ).source.startswith("nearstep_hw/stream/")
+
+
+def test_verilog_names_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARSTEP_COVERAGE", "build/coverage")
+    from .tiny import Tiny
+
+    text = to_verilog(Tiny(), "Tiny")
+    assert 'src = "coverage/tiny.py:' in text
+    assert 'src = "/' not in text
 
 
 @pytest.mark.deep
