@@ -1,29 +1,72 @@
 """docs/verification.md from shipped.toml: `python -m tests.shipped.page docs/verification.md`."""
 
-import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from nearstep_sim.area import FAMILIES
 from nearstep_sim.area_table import BRAM_KIB
 
-from ..mutation.__main__ import RESULTS
-from .rows import CELLS, SHIPPED, Block, Entry, Top, area_rows, functions, read
+from ..mutation.__main__ import BLOCKS as MUTATED
+from .rows import (
+    CELLS,
+    COVERAGE,
+    NOT_LOADED,
+    SHIPPED,
+    Block,
+    Entry,
+    Top,
+    anchor,
+    area_rows,
+    covered,
+    functions,
+    mutants,
+    read,
+)
 
 HEAD = """\
 # What ships and what shows that it works
 
 Written by `make docs` from [`tests/shipped/shipped.toml`](../tests/shipped/shipped.toml); a test
-fails if a top has no row, a cell is empty without a reason, a named test does not exist, or this
-page differs from the file.
+fails if a top has no row, a cell is empty without a reason, a named test does not exist, a number
+is not that of its record, or this page differs from these files.
 
-A *top* is a complete design: Verilog of `.venv/bin/nearstep rtl`, or the design of a board. Tests
-marked *deep* are part of `make test-all`, the others of `make test`; benches in cocotb run with
-`make sim`, proofs with `make formal`. A test marked *{shipped}* has the top in the configuration
-that its command writes; for other tests the difference is given. Areas are *measured* by Yosys. The
-table counts the tests, proofs and areas.
+A *top* is a complete design: Verilog of `.venv/bin/nearstep rtl`, or the design of a board. A
+*block* is a part of tops that `.venv/bin/nearstep rtl` writes by itself, too. A test marked
+*{shipped}* has the top in the configuration that its command writes; for other tests the difference
+is given. Areas are *measured* by Yosys.
+
+## Sign-off
+
+Tests marked *deep* are part of `make test-all` alone, the others of `make test`, too. *Not yet*:
+nothing was measured, or run.
 """
+
+IN_TESTS = "`make test-all`; seeds are in the tests"
+EVIDENCE = (
+    ("specified", "what it does: a page, or the contract in its source", ""),
+    ("bit-exact", "a test that compares every bit of its results with a model", IN_TESTS),
+    ("formal", "proofs; of a top, all are of its parts", "`make formal`; no seed"),
+    (
+        "coverage",
+        "share of the lines, branches and toggles of its RTL: [coverage](coverage.md)",
+        "`{coverage}`; seeds are parameters of the tests",
+    ),
+    (
+        "mutation",
+        "share of the mutants of its parts that tests notice: [mutants](#mutants)",
+        "in the table of mutants",
+    ),
+    (
+        "whole top",
+        "benches in cocotb, and the in-process device, of a top {shipped}; of a block, its tops",
+        f"{IN_TESTS}; benches alone: `make sim`",
+    ),
+    ("on a board", "*{not_loaded}* ([boards]({boards}))", ""),
+)
+"""Stage, what shows it, and the command and seed that it comes from."""
 
 TITLES = {
     "cocotb": "benches in cocotb",
@@ -69,23 +112,57 @@ def _cell(top: Top, cell: str) -> str:
     return "<br>".join(lines)
 
 
-def _overview(tops: list[Top]) -> Iterator[str]:
-    """A line for each top: how much there is for each cell."""
-    yield f"| top | {' | '.join(TITLES[cell] for cell in CELLS)} |"
-    yield f"|---|{'---:|' * len(CELLS)}"
-    for top in tops:
-        said = []
-        for cell in CELLS:
-            count = str(len(getattr(top, cell)))
-            missing = "not yet whole" if count != "0" else "not yet"
-            count = "none" if cell in top.none else count
-            said.append(f"{count}, {missing}" if cell in top.pending else count)
-        yield f"| [{top.name}](#{_anchor(top.name)}) | {' | '.join(said)} |"
+def _link(place: str) -> str:
+    """To a page, or to a source below the root."""
+    file = place.partition("#")[0]
+    return f"[{Path(file).name}]({place if file.endswith('.md') else f'../{file}'})"
+
+
+def _stage(found: Iterable[str], reason: str = "") -> str:
+    return ", ".join(found) or (f"none: {reason}" if reason else "not yet")
+
+
+def _score(row: Mapping[str, Any]) -> str:
+    """Share of the mutants that tests noticed, of those that are not equal."""
+    killed = row["killed"] + row["hung"]
+    return f"{100 * killed / (killed + row['survived']):.1f} %"
+
+
+def _scores(row: Top | Block) -> Iterator[str]:
+    known = mutants()
+    for name in row.mutants:
+        yield f"[{name}](#mutants) {_score(known[name]) if name in known else 'not yet'}"
+
+
+def _signed(top: Top) -> Iterator[str]:
+    """Cells of the sign-off of a top."""
+    yield f"[{top.name}](#{anchor(top.name)})"
+    yield _link(top.specified)
+    tests = {each["test"]: each["of"] for each in (*top.cocotb, *top.runs)}
+    exact = [f"[{tests[top.exact]}](../{top.exact.partition('::')[0]})"] if top.exact else []
+    yield _stage(exact, top.none.get("exact", ""))
+    proofs = f"[{len(top.proofs)} of parts](#{anchor(top.name)})"
+    yield _stage([proofs] * bool(top.proofs), top.none.get("proofs", ""))
+    shares = [f"{kind} {share}" for kind, share in covered().get(top.name, {}).items()][:3]
+    linked = f"[{', '.join(shares)}](coverage.md#{anchor(top.name)})"
+    yield _stage([linked] * bool(shares), top.none.get("coverage", ""))
+    yield _stage(_scores(top), top.none.get("mutants", ""))
+    whole = dict.fromkeys(
+        f"[{kind}](../{each['test'].partition('::')[0]})"
+        for kind, entries in (("bench", top.cocotb), ("device", top.runs))
+        for each in entries
+        if each["of"] == SHIPPED
+    )
+    yield _stage(whole, top.none.get("runs", ""))
+    placed = [each for each in top.area if each.get("of", "").startswith("placed")]
+    yield "not yet" + (f"; [placed and routed]({placed[0]['page']})" if placed else "")
+
+
+def _table(header: str, rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    yield f"| {header} |"
+    yield "|" + "---|" * (header.count("|") + 1)
+    yield from (f"| {' | '.join(row)} |" for row in rows)
     yield ""
-
-
-def _anchor(title: str) -> str:
-    return title.lower().replace(",", "").replace(" ", "-")
 
 
 def _command(top: Top) -> str:
@@ -95,54 +172,81 @@ def _command(top: Top) -> str:
     return f"`.venv/bin/nearstep {top.command}`"
 
 
-def _blocks(blocks: list[Block]) -> Iterator[str]:
-    yield "## Blocks"
-    yield ""
-    yield "Parts of tops that `.venv/bin/nearstep rtl` writes by themselves, too."
-    yield ""
-    yield "| block | part of | tests of it alone |"
-    yield "|---|---|---|"
-    for block in blocks:
-        cells = (
-            ", ".join(f"`{name}`" for name in block.names),
-            ", ".join(f"`{name}`" for name in block.part_of),
-            "<br>".join(map(_test, block.tests)),
-        )
-        yield f"| {' | '.join(cells)} |"
+def _block(block: Block) -> Iterator[str]:
+    """Cells of the sign-off of a block."""
+    yield ", ".join(f"`{name}`" for name in block.names)
+    yield _link(block.specified)
+    proofs = [test for test in block.tests if _is_proof(test)]
+    yield "<br>".join(_test(test) for test in block.tests if test not in proofs)
+    yield _stage(map(_test, proofs))
+    yield _stage(f"[in {top}](coverage.md#{top})" for top in block.part_of if top in covered())
+    yield _stage(_scores(block))
+    tops = {top.name for top in read()[0]}
+    yield ", ".join(f"[{x}](#{anchor(x)})" if x in tops else f"`{x}`" for x in block.part_of)
+    yield "not yet"
+
+
+def _is_proof(test: str) -> bool:
+    file, _, function = test.partition("::")
+    return "formal" in functions(file)[function]
 
 
 def _mutants() -> Iterator[str]:
     """A line for each block whose mutants were counted."""
-    known = json.loads(RESULTS.read_text(encoding="utf-8"))
     yield "## Mutants"
     yield ""
     yield (
         "A mutant changes a bit of a cell of a block. *Killed*: a test of the block fails (or does "
         "not end). *Equivalent*: a solver proves that outputs and next states of its module are "
-        "the same. *Measured* by `.venv/bin/python -m tests.mutation BLOCK --count N --seed S`, "
-        "with the tests of [`blocks.toml`](../tests/mutation/blocks.toml); survivors, and the "
+        "the same. *Measured* by the command of the row behind "
+        "`.venv/bin/python -m tests.mutation`, with the tests of "
+        "[`blocks.toml`](../tests/mutation/blocks.toml); survivors, and the "
         "lines of Python that made them, are in [`results.json`](../tests/mutation/results.json). "
         "`make mutate` runs one block; what other tests would kill is not counted."
     )
     yield ""
-    yield "| block | seed | mutants | killed | equivalent | survived | killed of the others |"
-    yield f"|---|{'---:|' * 6}"
-    for block, row in known.items():
-        killed, survived = row["killed"] + row["hung"], row["survived"]
-        numbers = (row["seed"], killed + row["equivalent"] + survived, killed, row["equivalent"])
-        share = killed / (killed + survived)
-        yield f"| {block} | {' | '.join(map(str, numbers))} | {survived} | {share:.1%} |"
+    yield "| block | command | killed | equivalent | survived | killed of the others |"
+    yield f"|---|---|{'---:|' * 4}"
+    known = mutants()
+    for block in MUTATED:
+        if block not in known:
+            yield f"| {block} | not yet | | | | |"
+            continue
+        row = known[block]
+        killed, equivalent, survived = (
+            row["killed"] + row["hung"],
+            row["equivalent"],
+            row["survived"],
+        )
+        command = f"`{block} --count {killed + equivalent + survived} --seed {row['seed']}`"
+        numbers = f"{killed} | {equivalent} | {survived} | {_score(row)}"
+        yield f"| {block} | {command} | {numbers} |"
 
 
 def text(tops: list[Top], blocks: list[Block]) -> str:
     """The page."""
-    lines = [HEAD.format(shipped=SHIPPED), *_overview(tops)]
+    command = re.search(
+        r"^NEARSTEP_COVERAGE=.*", COVERAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert command is not None, COVERAGE
+    names = {
+        "shipped": SHIPPED,
+        "coverage": command[0],
+        "not_loaded": NOT_LOADED["says"],
+        "boards": NOT_LOADED["page"],
+    }
+    lines = [HEAD.format(shipped=SHIPPED)]
+    evidence = ((each.format(**names) for each in row) for row in EVIDENCE)
+    lines += _table("stage | evidence | command, and seed", evidence)
+    stages = "specified | bit-exact | formal | coverage | mutation"
+    lines += _table(f"top | {stages} | whole top | on a board", map(_signed, tops))
+    lines += _table(f"block | {stages} | whole top | on a board", map(_block, blocks))
     for top in tops:
         lines += [f"## {top.name}", "", f"{top.what[0].upper()}{top.what[1:]}.", ""]
         lines += ["| | |", "|---|---|", f"| configuration | {_command(top)} |"]
         lines += [f"| {TITLES[cell]} | {_cell(top, cell)} |" for cell in CELLS]
         lines.append("")
-    return "\n".join([*lines, *_blocks(blocks), "", *_mutants(), ""])
+    return "\n".join([*lines, *_mutants(), ""])
 
 
 if __name__ == "__main__":

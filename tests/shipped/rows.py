@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
+import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from nearstep.backends.options import DeviceUrl
 from nearstep_hw.generate import GENERATORS, build
@@ -25,8 +28,12 @@ from nearstep_spec.boards.board import BOARDS
 from nearstep_spec.boards.nitefury import NitefuryConfig
 from nearstep_spec.codec import from_text, texts_of
 
+from ..mutation.__main__ import BLOCKS as MUTATED
+from ..mutation.__main__ import RESULTS
+
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("shipped.toml")
+COVERAGE = ROOT / "docs" / "coverage.md"
 
 SHIPPED = "as shipped"
 """What an entry says that is about the top in the configuration that its command writes."""
@@ -34,6 +41,12 @@ SHIPPED = "as shipped"
 CELLS = ("cocotb", "runs", "proofs", "area", "stands", "faults")
 NEEDS_SHIPPED = ("cocotb", "runs")
 """Cells that need an entry about the top as shipped."""
+
+STAGES = ("exact", "coverage", "mutants")
+"""Stages of the sign-off that are no cells, and may have a reason for nothing."""
+
+NOT_LOADED = {"page": "boards.md", "says": "No bitstream was loaded into a real board"}
+"""For which nothing is signed off on a board."""
 
 Entry = Mapping[str, str]
 
@@ -49,6 +62,9 @@ class Top:
     command : of `nearstep`, which writes it.
     device : in-process device that runs it; empty with a reason in `none` under `runs`.
     cocotb, runs, proofs, faults : `test` (file::function) and `of`, what that test is about.
+    specified : what says what it does: `page.md#heading` of docs, or `source.py#class`.
+    exact : test of `cocotb` or `runs` that compares bits with the golden model.
+    mutants : blocks of `blocks.toml` that are part of it.
     area : `family` and `row` of a synthesis of the whole; of a board `page`, what it `says`, and
         what that is `of`: place and route of the whole, or the synthesis of another tool.
     stands : `what` stands for what, and `test`, which holds the two equal.
@@ -59,6 +75,9 @@ class Top:
     name: str
     what: str
     command: str
+    specified: str
+    exact: str = ""
+    mutants: list[str] = field(default_factory=list)
     device: str = ""
     cocotb: list[Entry] = field(default_factory=list)
     runs: list[Entry] = field(default_factory=list)
@@ -78,12 +97,15 @@ class Block:
     ----------
     names : in the list of `nearstep rtl`.
     part_of : tops or blocks that it is in.
-    tests : of the block alone.
+    specified, mutants : as of a top.
+    tests : of the block alone: proofs, and comparisons with a model.
     """
 
     names: list[str]
     part_of: list[str]
+    specified: str
     tests: list[str]
+    mutants: list[str] = field(default_factory=list)
 
 
 def read(path: Path = FILE) -> tuple[list[Top], list[Block]]:
@@ -136,6 +158,57 @@ def _test_problem(test: str, mark: str = "") -> str:
     return ""
 
 
+def anchor(title: str) -> str:
+    """Of a heading, in links to it."""
+    return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+
+
+def _place_problem(place: str) -> str:
+    """Why nothing is specified there; nothing if there is the heading, or a docstring."""
+    name, _, part = place.partition("#")
+    file = ROOT / ("docs" if name.endswith(".md") else "") / name
+    if not file.is_file():
+        return f"there is no file {name}"
+    text = file.read_text(encoding="utf-8")
+    if name.endswith(".md"):
+        parts = {"", *map(anchor, re.findall(r"^#+ (.*)$", text, re.MULTILINE))}
+    else:
+        classes = [each for each in ast.parse(text).body if isinstance(each, ast.ClassDef)]
+        parts = {each.name for each in classes if ast.get_docstring(each)}
+    return "" if part in parts else f"{name} has no heading, or class with a docstring, {part!r}"
+
+
+@cache
+def covered() -> Mapping[str, dict[str, str]]:
+    """Tops that docs/coverage.md has counts of, and the share that is covered by kind."""
+    page = COVERAGE.read_text(encoding="utf-8")
+    table = page.partition("## Shipped tops\n")[2].partition("\n## ")[0]
+    header, *rows = re.findall(r"^\| (.*) \|$", table, re.MULTILINE)
+    found = {}
+    for row in rows:
+        cells = dict(zip(header.split(" | "), row.split(" | "), strict=False))
+        shares = {kind: re.findall(r"\((.*)\)", cell) for kind, cell in cells.items()}
+        found[cells["top"].strip("`")] = {kind: each[0] for kind, each in shares.items() if each}
+    return {top: shares for top, shares in found.items() if shares}
+
+
+def mutants() -> Mapping[str, dict[str, Any]]:
+    """Blocks whose mutants were counted, with the numbers."""
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+def _score_problems(rows: Iterable[Top | Block]) -> Iterator[str]:
+    """Blocks with mutants that no row has, or nobody knows, and counts that do not add up."""
+    named = {name for row in rows for name in row.mutants}
+    known = mutants()
+    yield from (f"{name}: its mutants are in no row" for name in MUTATED if name not in named)
+    yield from (f"{name}: no mutants of it" for name in named | set(known) if name not in MUTATED)
+    for name, row in known.items():
+        if row["survived"] != len(row["survivors"]):
+            yield f"{name}: {row['survived']} survivors, and {len(row['survivors'])} are listed"
+
+
+@cache
 def _configuration_problem(command: str) -> str:
     """Why a command could not write anything; nothing if its configuration can be made."""
     words = shlex.split(command)
@@ -160,6 +233,7 @@ def _configuration_problem(command: str) -> str:
     return ""
 
 
+@cache
 def _device_problem(url: str) -> str:
     """Why a device could not be opened; nothing if its options can be read."""
     try:
@@ -177,12 +251,16 @@ def area_rows(family: str) -> Mapping[str, Row]:
     return read_rows(FAMILIES[family].file)[1]
 
 
+def _says_problem(entry: Entry) -> str:
+    page = ROOT / "docs" / entry["page"]
+    if not (page.is_file() and page.read_text(encoding="utf-8").count(entry["says"]) == 1):
+        return f"{entry['page']} does not say {entry['says']!r} once"
+    return ""
+
+
 def _area_problem(top: Top, entry: Entry) -> str:
     if "page" in entry:
-        page = ROOT / "docs" / entry["page"]
-        if not (page.is_file() and page.read_text(encoding="utf-8").count(entry["says"]) == 1):
-            return f"{entry['page']} does not say {entry['says']!r} once"
-        return ""
+        return _says_problem(entry)
     if entry["family"] not in FAMILIES:
         return f"there is no family {entry['family']!r}"
     row = area_rows(entry["family"]).get(entry["row"])
@@ -232,8 +310,14 @@ def problems_of(top: Top) -> list[str]:
         f"{kind}: {cell!r} is no cell, or has no reason"
         for kind, reasons in (("none", top.none), ("pending", top.pending))
         for cell, reason in reasons.items()
-        if cell not in CELLS or len(reason.split()) < 3
+        if cell not in (*CELLS, *STAGES) or len(reason.split()) < 3
     ]
+    if problem := _place_problem(top.specified):
+        found.append(f"specified: {problem}")
+    if not top.exact and "exact" not in top.none:
+        found.append("exact: is empty")
+    if top.exact and top.exact not in {each["test"] for each in (*top.cocotb, *top.runs)}:
+        found.append(f"exact: {top.exact} is no test of cocotb or runs")
     if problem := _configuration_problem(top.command):
         found.append(f"command: {problem}")
     if top.device and (problem := _device_problem(top.device)):
@@ -264,8 +348,14 @@ def problems(tops: list[Top], blocks: list[Block], pending: set[tuple[str, str]]
     for block in blocks:
         found += [f"{block.names}: there is no {x}" for x in block.part_of if x not in known]
         found += [f"{block.names}: {x}" for test in block.tests if (x := _test_problem(test))]
+        if problem := _place_problem(block.specified):
+            found.append(f"{block.names}: specified: {problem}")
         if not (block.names and block.part_of and block.tests):
             found.append(f"{block.names}: has an empty cell")
+    found += _score_problems([*tops, *blocks])
+    found += [f"{name}: has coverage, and no row" for name in covered() if name not in known]
+    if problem := _says_problem(NOT_LOADED):
+        found.append(f"on a board: {problem}")
     names = [top.name for top in tops]
     found += [f"{name}: has two rows" for name in {n for n in names if names.count(n) > 1}]
     are = {(top.name, cell) for top in tops for cell in top.pending}

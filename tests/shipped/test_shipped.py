@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from . import page, rows
 from .page import text
 from .rows import CELLS, ROOT, Block, Top, cells_checked, problems, problems_of, read
 
@@ -28,6 +29,25 @@ def test_the_page_is_that_of_the_file() -> None:
     assert text(*read()) == PAGE.read_text(encoding="utf-8"), "`make docs` writes it again"
 
 
+def test_a_number_that_is_not_that_of_its_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    tops, blocks = read()
+    known, shares = rows.mutants(), rows.covered()
+    for name, row in known.items():
+        changed = {**row, "killed": row["killed"] - 1, "survived": row["survived"] + 1}
+        monkeypatch.setattr(page, "mutants", lambda new=known | {name: changed}: new)
+        assert text(tops, blocks) != PAGE.read_text(encoding="utf-8"), name
+        monkeypatch.setattr(rows, "mutants", page.mutants)
+        assert any("are listed" in each for each in problems(tops, blocks, PENDING)), name
+    monkeypatch.setattr(page, "mutants", lambda: known)
+    for top in shares:
+        changed = shares[top] | {"toggle": "0.0 %"}
+        monkeypatch.setattr(page, "covered", lambda new=shares | {top: changed}: new)
+        assert text(tops, blocks) != PAGE.read_text(encoding="utf-8"), top
+    print(f"{len(known)} scores, {len(shares)} tops with coverage")
+    assert len(known) >= 3
+    assert shares
+
+
 def _whole() -> Top:
     test = "tests/formal/test_serial.py::test_the_framer_holds_what_it_offers"
     bench = "tests/hw/coarse/test_device.py::test_other_shapes"
@@ -35,6 +55,8 @@ def _whole() -> Top:
         name="a top",
         what="a top",
         command="rtl fp32_add --depth 5",
+        specified="axdimm.md#modes",
+        exact=bench,
         device="sim:smartssd",
         cocotb=[{"test": bench, "of": "as shipped"}],
         runs=[{"test": test, "of": "as shipped"}],
@@ -61,6 +83,19 @@ WRONG: dict[str, tuple[Callable[[Top], Top], str]] = {
     "some, and none": (
         lambda top: replace(top, none={**top.none, "proofs": "there is not any"}),
         "proofs: says that there is none, and has some",
+    ),
+    "no heading": (
+        lambda top: replace(top, specified="axdimm.md#nothing"),
+        "specified: axdimm.md has no heading",
+    ),
+    "a class without a docstring": (
+        lambda top: replace(top, specified="tests/shipped/rows.py#Entry"),
+        "class with a docstring, 'Entry'",
+    ),
+    "no comparison of bits": (lambda top: replace(top, exact=""), "exact: is empty"),
+    "a comparison that is elsewhere": (
+        lambda top: replace(top, exact="tests/formal/test_x.py::test_y"),
+        "is no test of cocotb or runs",
     ),
     "no file": (
         lambda top: replace(top, proofs=[{"test": "tests/formal/test_x.py::test_y", "of": "x"}]),
@@ -159,6 +194,10 @@ def test_tops_and_blocks_that_are_missing_or_twice_are_found() -> None:
         ),
         (tops, [replace(blocks[0], part_of=["foo"]), *blocks[1:]], PENDING, "there is no foo"),
         (tops, [replace(blocks[0], tests=[]), *blocks[1:]], PENDING, "has an empty cell"),
+        (tops, [replace(blocks[0], specified="x.md"), *blocks[1:]], PENDING, "no file x.md"),
+        (tops, [replace(blocks[0], mutants=["foo"]), *blocks[1:]], PENDING, "no mutants of it"),
+        ([replace(top, mutants=[]) for top in tops], blocks, PENDING, "mutants are in no row"),
+        ([top for top in tops if top.name != "nvme_card"], blocks, PENDING, "has coverage, and no"),
         (
             [top for top in tops if not top.command.startswith("bitstream orangecrab")],
             blocks,
