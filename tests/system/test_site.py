@@ -106,6 +106,9 @@ def test_every_page_is_there_and_every_link_leads_somewhere(site: Path) -> None:
     assert len(pages) > len(sources) >= 38
     assert links > 5000
     assert not re.search(r"https?:", (site / "index.html").read_text())
+    drawn = (site / "site" / "plots.html").read_text()
+    words = re.findall(r'<img alt="([^"]{40,})" src="data:image/svg', drawn)
+    assert len(words) == (ROOT / "site" / "plots.md").read_text().count("```{plot}") >= 6
 
 
 @pytest.mark.deep
@@ -115,6 +118,8 @@ def test_the_four_questions_are_answered_from_the_first_page(site: Path) -> None
     for question, answer in QUESTIONS.items():
         assert question in text
         assert f"../{answer}" in first.links
+    assert "../docs/verification.html" in first.links
+    assert "sign-off" in page_of(site / "docs" / "verification.html").places
     assert "site/index.html" in page_of(site / "index.html").links
 
 

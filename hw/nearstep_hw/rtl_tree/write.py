@@ -297,7 +297,8 @@ def _text(index: Mapping[str, Any]) -> str:
         f"{'lint/verilator.vlt':30} rules of Verilator that are waived, with reasons",
     ]
     if index["html"]:
-        lines.append(f"{index['html']:30} registers of all tops for a browser")
+        served = "python3 -m http.server -d html"
+        lines.append(f"{index['html']:30} registers of all tops for a browser: `{served}`")
     lines += [
         "",
         "verilator --lint-only -Wall lint/verilator.vlt rtl/<top>.v --top-module <top>",
