@@ -40,33 +40,28 @@ is given. Areas are *measured* by Yosys.
 
 ## Sign-off
 
-Tests marked *deep* are part of `make test-all` alone, the others of `make test`, too. *Not yet*:
-nothing was measured, or run.
+[Stages](#stages) are explained below. Tests marked *deep* are part of `make test-all` alone, the
+others of `make test`, too. *Not yet*: nothing was measured, or run.
 """
 
-IN_TESTS = "`make test-all`; seeds are in the tests"
-EVIDENCE = (
-    ("specified", "what it does: a page, or the contract in its source", ""),
-    ("bit-exact", "a test that compares every bit of its results with a model", IN_TESTS),
-    ("formal", "proofs; of a top, all are of its parts", "`make formal`; no seed"),
-    (
-        "coverage",
-        "share of the lines, branches and toggles of its RTL: [coverage](coverage.md)",
-        "`{coverage}`; seeds are parameters of the tests",
-    ),
-    (
-        "mutation",
-        "share of the mutants of its parts that tests notice: [mutants](#mutants)",
-        "in the table of mutants",
-    ),
-    (
-        "whole top",
-        "benches in cocotb, and the in-process device, of a top {shipped}; of a block, its tops",
-        f"{IN_TESTS}; benches alone: `make sim`",
-    ),
-    ("on a board", "*{not_loaded}* ([boards]({boards}))", ""),
-)
-"""Stage, what shows it, and the command and seed that it comes from."""
+STAGES = """\
+## Stages
+
+What each stage of the sign-off needs, and the command and seed that show it.
+
+- *specified*: what it does, on a page, or as the contract in its source.
+- *bit-exact*: a test compares every bit of its results with a model: `make test-all`; seeds are in
+  the tests.
+- *formal*: proofs, of a top all of its parts: `make formal`; no seed.
+- *coverage*: share of the lines, branches and toggles of its RTL, from [coverage](coverage.md):
+  `{coverage}`;
+  seeds are parameters of the tests.
+- *mutation*: share of the mutants of its parts that tests notice; commands with seeds are those of
+  the table of [mutants](#mutants).
+- *whole top*: benches in cocotb, and the in-process device, of a top {shipped}: `make test-all`, of
+  benches alone `make sim`; seeds are in the tests. Of a block, its tops.
+- *on a board*: {says} ([boards]({page})).
+"""
 
 TITLES = {
     "cocotb": "benches in cocotb",
@@ -213,34 +208,20 @@ def _mutants() -> Iterator[str]:
             yield f"| {block} | not yet | | | | |"
             continue
         row = known[block]
-        killed, equivalent, survived = (
-            row["killed"] + row["hung"],
-            row["equivalent"],
-            row["survived"],
-        )
-        command = f"`{block} --count {killed + equivalent + survived} --seed {row['seed']}`"
-        numbers = f"{killed} | {equivalent} | {survived} | {_score(row)}"
-        yield f"| {block} | {command} | {numbers} |"
+        killed, same, survived = row["killed"] + row["hung"], row["equivalent"], row["survived"]
+        command = f"`{block} --count {killed + same + survived} --seed {row['seed']}`"
+        yield f"| {block} | {command} | {killed} | {same} | {survived} | {_score(row)} |"
 
 
 def text(tops: list[Top], blocks: list[Block]) -> str:
     """The page."""
-    command = re.search(
-        r"^NEARSTEP_COVERAGE=.*", COVERAGE.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert command is not None, COVERAGE
-    names = {
-        "shipped": SHIPPED,
-        "coverage": command[0],
-        "not_loaded": NOT_LOADED["says"],
-        "boards": NOT_LOADED["page"],
-    }
+    coverage = COVERAGE.read_text(encoding="utf-8")
+    (counted,) = re.findall(r"^NEARSTEP_COVERAGE=.*", coverage, re.MULTILINE)
     lines = [HEAD.format(shipped=SHIPPED)]
-    evidence = ((each.format(**names) for each in row) for row in EVIDENCE)
-    lines += _table("stage | evidence | command, and seed", evidence)
-    stages = "specified | bit-exact | formal | coverage | mutation"
-    lines += _table(f"top | {stages} | whole top | on a board", map(_signed, tops))
-    lines += _table(f"block | {stages} | whole top | on a board", map(_block, blocks))
+    stages = "specified | bit-exact | formal | coverage | mutation | whole top | on a board"
+    lines += _table(f"top | {stages}", map(_signed, tops))
+    lines += _table(f"block | {stages}", map(_block, blocks))
+    lines.append(STAGES.format(shipped=SHIPPED, coverage=counted, **NOT_LOADED))
     for top in tops:
         lines += [f"## {top.name}", "", f"{top.what[0].upper()}{top.what[1:]}.", ""]
         lines += ["| | |", "|---|---|", f"| configuration | {_command(top)} |"]
