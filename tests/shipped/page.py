@@ -114,7 +114,7 @@ def _link(place: str) -> str:
 
 
 def _stage(found: Iterable[str], reason: str = "") -> str:
-    return ", ".join(found) or (f"none: {reason}" if reason else "not yet")
+    return "<br>".join(found) or (f"none: {reason}" if reason else "not yet")
 
 
 def _score(row: Mapping[str, Any]) -> str:
