@@ -38,8 +38,8 @@ def check_html() -> None:
 def write_html(texts: Sequence[str], folder: Path, title: str) -> None:
     """Write pages of all `texts`, the last `addrmap` of each, into `folder`.
 
-    A browser needs a server for them, `python3 -m http.server -d FOLDER`: scripts of the pages fetch
-    their contents, which browsers refuse from `file:`. The same texts give the same bytes.
+    A browser needs a server for them, `python3 -m http.server -d FOLDER`: the pages fetch their
+    contents, which browsers refuse from `file:`. The same texts give the same bytes.
 
     Parameters
     ----------
