@@ -5,6 +5,7 @@ python -m tests.mutation link_layer --count 100 --seed 1
 Yosys (`mutate`) writes all mutants into the Verilog of the block, each behind a selector, so that
 one simulator has them all; a copy of this process runs the tests with each until one fails.
 A survivor that is proven to be equal to its module (`sat`) is *equivalent* and counts for nothing.
+Mutants of Python, see `python.py`, are functions that such a copy exchanges; none is proven equal.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from rich.progress import track
 from nearstep_hw import verilog
 from nearstep_spec.cache import cache_dir, yowasp_environment
 
+from .python import Sources
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BLOCKS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "blocks.toml").read_text("utf-8"))
@@ -49,6 +52,8 @@ REGISTER = f"""  reg [{WIDTH - 1}:0] {SELECTOR};
 """
 READY = "proc\nmemory_collect\n"
 SOLVER_S = 60
+FLUSHED = 45
+"""Cycles after which the contents of every pipeline have been replaced: divisions take the most."""
 EQUAL = """
 {ready}{mutant.command}
 hierarchy -top \\{module}
@@ -57,15 +62,19 @@ memory_map
 async2sync
 dffunmap
 simplemap
-opt -noff -full
-splitnets
-expose -evert-dff
-opt_clean
-{sides}miter -equiv -make_assert -flatten gold gate miter
+{before}{sides}miter -equiv -make_assert -flatten gold gate miter
 hierarchy -top miter
-opt -noff -full
-sat -timeout {seconds} -tempinduct -seq 1 -maxsteps 3 -prove-asserts -verify miter
+{proof} -prove-asserts -verify miter
 """
+IN_ANY_STATE = {
+    "before": "opt -noff -full\nsplitnets\nexpose -evert-dff\nopt_clean\n",
+    "proof": f"opt -noff -full\nsat -timeout {SOLVER_S} -tempinduct -seq 1 -maxsteps 3",
+}
+ONCE_FLUSHED = {
+    "before": "opt -full\n",
+    "proof": f"opt -full\nopt_merge -share_all\nopt -full\nsat -timeout {SOLVER_S}"
+    f" -seq {FLUSHED + 1} -prove-skip {FLUSHED}",
+}
 RAW = argparse.RawDescriptionHelpFormatter
 NETLIST = "netlist.il"
 CHOSEN = "mutants.ys"
@@ -95,6 +104,8 @@ class Mutant:
 
     def summary(self) -> str:
         """What is changed, and the last line of Python that made the cell."""
+        if not self.options:
+            return self.command
         lines = re.findall(rf"-src {re.escape(str(ROOT))}/((?:hw|tests)\S+?:\d+)", self.command)
         bit = "{module} {cell}.{port}[{portbit}] {mode}".format(**self.options)
         return f"{(lines or ['-'])[-1]} {bit}"
@@ -147,20 +158,33 @@ class Design:
         declared = rf"(?<!input {width} {SELECTOR};\n)  wire {width} {SELECTOR};\n"
         return re.sub(declared, lambda _: REGISTER, mutated)
 
-    def is_equivalent(self, mutant: Mutant) -> bool:
-        """Whether no output and no next state of the mutant's module differs, in any state.
+    def load(self) -> None:
+        """The simulator is built by the tests."""
 
-        Registers and memories are cut: their contents become inputs, and what is written outputs.
+    def apply(self, number: int) -> None:
+        """Change this process to a mutant; 0: none."""
+        os.environ[MUTANT] = str(number)
+
+    def is_equivalent(self, mutant: Mutant) -> bool:
+        """Whether no output and no next state of the mutant's module differs, in any state; or no
+        output of the unit that it is in, once `FLUSHED` cycles have replaced what was in it.
+
+        For the first, registers and memories are cut: their contents become inputs, and what is
+        written outputs. The second proves it of pipelines: no value that a stage can have tells.
         """
         module = mutant.options["module"]
+        unit = ".".join(module.split(".")[:2])
+        return self._proven(mutant, module, IN_ANY_STATE) or self._proven(
+            mutant, unit, ONCE_FLUSHED
+        )
+
+    def _proven(self, mutant: Mutant, module: str, how: Mapping[str, str]) -> bool:
         sides = "".join(
             f"copy \\{module} {side}\ndelete -port {side}/w:{SELECTOR}\n"
             f"cd {side}\nconnect -set {SELECTOR} {WIDTH}'d{number}\ncd ..\n"
             for side, number in (("gold", 0), ("gate", mutant.number))
         )
-        script = EQUAL.format(
-            ready=READY, mutant=mutant, module=module, sides=sides, seconds=SOLVER_S
-        )
+        script = EQUAL.format(ready=READY, mutant=mutant, module=module, sides=sides, **how)
         try:
             yosys(self.netlist, script)
         except RuntimeError:  # it differs, was not decided in time, or has a register that is left
@@ -189,13 +213,33 @@ def yosys(netlist: str, script: str, cwd: Path | None = None) -> str:
 
 
 @dataclass
+class Program:
+    """Files of Python, and their mutants."""
+
+    sources: Sources
+    folder: Path
+    mutants: list[Mutant] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.load, self.apply = self.sources.load, self.sources.apply
+
+    def read(self) -> None:
+        """Name the mutants, which this process has chosen."""
+        self.mutants = [Mutant(number, c) for number, c in enumerate(self.sources.commands, 1)]
+
+    def is_equivalent(self, mutant: Mutant) -> bool:
+        return False
+
+
+@dataclass
 class Campaign:
     """A plugin of pytest: its tests run once for each mutant, in a copy of the process."""
 
-    design: Design
+    design: Design | Program
     limit_s: float = 0.0
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self.design.load()
         for _ in range(2):  # the first one builds
             began = time.monotonic()
             outcome, by = self._run(session, 0)
@@ -220,7 +264,7 @@ class Campaign:
         pid = os.fork()
         if not pid:
             os.setsid()
-            os.environ[MUTANT] = str(number)
+            self.design.apply(number)
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, 1)
             os.dup2(nowhere, 2)
@@ -247,6 +291,12 @@ class Campaign:
 def campaign(table: Mapping[str, Any], *, count: int, seed: int, folder: Path) -> list[Mutant]:
     """Mutants of a block, each with its outcome; `table` is one of `blocks.toml`."""
     shutil.rmtree(folder, ignore_errors=True)
+    given = ["-q", "-p", "no:xdist", *table.get("options", ()), *table["tests"]]
+    if "sources" in table:
+        folder.mkdir(parents=True)
+        program = Program(Sources(table["sources"], count=count, seed=seed), folder)
+        pytest.main(given, plugins=[Campaign(program)])
+        return program.mutants
     cache = folder / "cache"
     cache.mkdir(parents=True)
     (cache / "yowasp").symlink_to(cache_dir() / "yowasp")
@@ -259,7 +309,7 @@ def campaign(table: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
         )
         patch.setattr(verilog, "rtlil", with_lines)
         patch.setattr(verilog, "_written", design.written)
-        pytest.main(["-q", "-p", "no:xdist", *table["tests"]], plugins=[Campaign(design)])
+        pytest.main(given, plugins=[Campaign(design)])
     return design.mutants
 
 

@@ -1,5 +1,6 @@
 """A campaign: mutants of a component that its tests notice, and a test that notices none."""
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -7,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from .__main__ import BLOCKS, ROOT, Mutant, score
+from .python import changes
 
 COUNT = 12
 CAMPAIGN = """
 import sys
 from pathlib import Path
 from tests.mutation.__main__ import campaign
-table = {"modules": "^stream_slice", "tests": [sys.argv[1]]}
+key, value = sys.argv[4:]
+table = {key: value, "tests": [sys.argv[1]]}
 mutants = campaign(table, count=int(sys.argv[2]), seed=1, folder=Path(sys.argv[3]))
 print(*(each.outcome for each in mutants))
 """
@@ -27,9 +30,22 @@ def test_nothing():
 """
 
 
-def outcomes(tests: object, folder: Path) -> list[str]:
+SLICE = ("modules", "^stream_slice")
+FREE_MAP = ("sources", "host/nearstep/storage/free_map.py")
+PYTHON = """
+def late(self, a: int = 3) -> bool:
+    \"\"\"Docstring.\"\"\"
+    if a < 1 and not self.open:
+        raise ValueError(f"{a + 1}")
+    self.a = a * 2
+    self.flush()
+    return a in ()
+"""
+
+
+def outcomes(tests: object, folder: Path, block: tuple[str, str] = SLICE) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", CAMPAIGN, str(tests), str(COUNT), str(folder)],
+        [sys.executable, "-c", CAMPAIGN, str(tests), str(COUNT), str(folder), *block],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -48,6 +64,39 @@ def test_tests_of_a_component_notice_its_mutants_and_one_that_checks_nothing_non
     assert len(found) == len(missed) == COUNT
     assert {*missed} == {"survived"}
     assert found.count("killed") >= COUNT - 1
+
+
+@pytest.mark.deep
+def test_tests_of_python_notice_its_mutants_and_those_of_something_else_none(
+    tmp_path: Path,
+) -> None:
+    found = outcomes("tests/host/storage/test_store.py", tmp_path / "strong", FREE_MAP)
+    missed = outcomes("tests/host/storage/test_checksum.py", tmp_path / "weak", FREE_MAP)
+    assert len(found) == len(missed) == COUNT
+    assert {*missed} == {"survived"}
+    assert found.count("killed") + found.count("hung") >= COUNT - 2
+
+
+def test_changes_of_a_function() -> None:
+    made = []
+    for number, (line, label, _) in enumerate(changes(ast.parse(PYTHON))):
+        tree = ast.parse(PYTHON)
+        [*changes(tree)][number][2]()
+        text = ast.unparse(ast.fix_missing_locations(tree))
+        made.append((line, label, text))
+    assert [(line, label) for line, label, _ in made] == [
+        (6, "without `self.a = a * 2`"),
+        (7, "without `self.flush()`"),
+        (4, "not"),
+        (5, "without `raise ValueError(f'{a + 1}')`"),
+        (4, "And to Or"),
+        (4, "Lt to LtE"),
+        (4, "1 to 2"),
+        (6, "Mult to FloorDiv"),
+        (6, "2 to 3"),
+        (8, "In to NotIn"),
+    ]
+    assert len({text for *_, text in made} | {ast.unparse(ast.parse(PYTHON))}) == len(made) + 1
 
 
 def test_equivalent_mutants_count_for_nothing() -> None:

