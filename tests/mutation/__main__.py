@@ -233,20 +233,26 @@ class Program:
 
 @dataclass
 class Campaign:
-    """A plugin of pytest: its tests run once for each mutant, in a copy of the process."""
+    """A plugin of pytest: its tests run once for each mutant, in a copy of the process.
+
+    Attributes
+    ----------
+    limit_s : time after which a test hangs.
+    longest_s : time of the longest test of the last run.
+    """
 
     design: Design | Program
-    limit_s: float = 0.0
+    limit_s: float = math.inf
+    longest_s: float = 0.0
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.design.load()
         for _ in range(2):  # the first one builds
-            began = time.monotonic()
             outcome, by = self._run(session, 0)
             if outcome:
                 why = (self.design.folder / "failure").read_text("utf-8")
                 raise pytest.UsageError(f"without a mutant: {outcome}: {by}\n{why}")
-            self.limit_s = 20 + 10 * (time.monotonic() - began)
+            self.limit_s = 20 + 10 * self.longest_s
         self.design.read()
         for mutant in track(self.design.mutants, "mutants"):
             mutant.outcome, mutant.by = self._run(session, mutant.number)
@@ -261,6 +267,8 @@ class Campaign:
     def _run(self, session: pytest.Session, number: int) -> tuple[str, str]:
         """Outcome and the test that was last begun; no outcome if all passed."""
         last = self.design.folder / "test"
+        last.unlink(missing_ok=True)
+        since = time.monotonic()
         pid = os.fork()
         if not pid:
             os.setsid()
@@ -274,12 +282,14 @@ class Campaign:
                 if session.testsfailed:
                     os._exit(1)
             os._exit(0)
-        end = time.monotonic() + self.limit_s if self.limit_s else math.inf
-        status = None
-        while status is None and time.monotonic() < end:
+        status, began, self.longest_s = None, "", 0.0
+        while status is None and time.monotonic() - since < self.limit_s:
             time.sleep(0.02)
             ended, code = os.waitpid(pid, os.WNOHANG)
             status = code if ended else None
+            if last.exists() and (now := last.read_text("utf-8")) != began:
+                began, since = now, time.monotonic()
+            self.longest_s = max(self.longest_s, time.monotonic() - since)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         if status is None:

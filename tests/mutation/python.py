@@ -125,7 +125,7 @@ class Sources:
         gc.unfreeze()
         changed = 0
         for each in gc.get_objects():
-            if isinstance(each, FunctionType) and each.__code__.co_filename == str(path):
+            if type(each) is FunctionType and each.__code__.co_filename == str(path):
                 key: Any = (each.__code__.co_qualname, each.__code__.co_firstlineno)
                 if key in made:
                     each.__code__ = made[key]
