@@ -1,0 +1,81 @@
+"""Crashes of stores, trainings and ranks: does anything but a guaranteed generation, or a typed
+error, come back?
+
+python -m tests.crashes --seeds 0:100000
+
+A seed determines everything: the workload, the faults and the cuts. A failing seed is printed with
+the command that replays it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+
+from rich.progress import track
+
+from .stores import StoreLife, Tally
+
+KINDS = {"store": StoreLife}
+WEIGHTS = {"store": 1}
+SHOWN = 4
+
+
+@dataclass
+class Campaign:
+    """What many seeds met."""
+
+    seeds: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failed: list[tuple[int, str]] = field(default_factory=list)
+
+    def add(self, seed: int) -> None:
+        tally = Tally()
+        try:
+            kind = run(seed, tally)
+        except Exception as error:
+            self.failed.append((seed, "".join(traceback.format_exception(error, limit=-3))[-900:]))
+            return
+        self.seeds[kind] += 1
+        self.faults += tally.faults
+        self.outcomes += tally.outcomes
+
+    def __str__(self) -> str:
+        lines = [f"{self.seeds.total() + len(self.failed)} seeds, {len(self.failed)} failed"]
+        for title, counts in (("seeds", self.seeds), ("faults", self.faults), ("outcomes", self.outcomes)):
+            lines.append(f"{title}:")
+            lines += [f"{count:10,} {name}" for name, count in sorted(counts.items()) if count]
+        for seed, why in self.failed[:SHOWN]:
+            lines.append(f"{why}replay: python -m tests.crashes --seeds {seed}")
+        return "\n".join(lines)
+
+
+def run(seed: int, tally: Tally) -> str:
+    """Run one seed; what it was about."""
+    rng = random.Random(f"crash {seed}")
+    (kind,) = rng.choices([*WEIGHTS], [*WEIGHTS.values()])
+    KINDS[kind](rng, tally).run()
+    return kind
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", default="0:1000", help="FIRST:END, or one seed")
+    given = parser.parse_args()
+    first, colon, end = given.seeds.partition(":")
+    campaign = Campaign()
+    for seed in track(range(int(first), int(end) if colon else int(first) + 1), "seeds"):
+        campaign.add(seed)
+    print(campaign)
+    return bool(campaign.failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

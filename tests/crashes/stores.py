@@ -1,0 +1,500 @@
+"""A store whose power is cut again and again, beside a plain model of what it should hold."""
+
+from __future__ import annotations
+
+import random
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+from unittest import mock
+from uuid import UUID
+
+from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.check import check_drives
+from nearstep.storage.drive_errors import (
+    DamagedSuperblockWarning,
+    DriveFullError,
+    NotADriveError,
+    StorageError,
+    TornExtentError,
+    TornIndexError,
+    UncertainCommitError,
+)
+from nearstep.storage.store import Store
+from nearstep.storage.superblock import SLOTS
+from nearstep_sim.models.drive import Event, FailAt, Flush, Journal, MemoryBlocks, Write, after_cut
+
+from ..host.storage.drives import NEVER, OWNER, State, memory_set
+from .media import Lie, generations_on, power_cut, rot
+from .turns import Turns
+
+LIES = ("lost", "misdirected", "unflushed")
+PROFILES = (*["honest"] * 6, "errors", *["rot"] * 3, *LIES, "lost", "misdirected")
+DEEPEST = 4
+"""Cuts of a seed, at most: what follows the first one is a recovery, or a life after it."""
+
+
+class WrongError(AssertionError):
+    """What is on the drives is neither a generation that is guaranteed nor a typed error."""
+
+
+@dataclass
+class Tally:
+    """What a seed met.
+
+    Attributes
+    ----------
+    faults, outcomes : numbers of each kind.
+    digest : CRC-32 of all that was on the drives after each fault: equal seeds have equal ones.
+    """
+
+    faults: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    digest: int = 0
+
+    def see(self, images: Sequence[bytes]) -> None:
+        for image in images:
+            self.digest = zlib.crc32(image, self.digest)
+
+
+@dataclass
+class Made:
+    """A generation that was committed, or perhaps.
+
+    Attributes
+    ----------
+    key : in its meta data.
+    before : key of the last generation while it was committed, which its commit must leave.
+    name : under which later ones keep it; empty: they do not.
+    kept : keys of earlier generations by name.
+    begun, ended : events of the journal before its superblock, and when the commit had returned.
+    given_up, gone : events when it began to be given up, and was.
+    """
+
+    key: int
+    number: int
+    state: State
+    before: int
+    name: str = ""
+    kept: dict[str, int] = field(default_factory=dict)
+    begun: int = 0
+    ended: int = 0
+    given_up: int = NEVER
+    gone: int = NEVER
+
+    @property
+    def names(self) -> dict[str, int]:
+        """What the next generation keeps."""
+        return {**self.kept, **({self.name: self.key} if self.name else {})}
+
+
+@cache
+def new_set(drives: int, blocks: int) -> Sequence[bytes]:
+    """Images of new drives; equal sizes have equal images."""
+    with mock.patch("uuid.uuid4", lambda: UUID(int=drives << 64 | blocks)):
+        return memory_set(drives, blocks)
+
+
+@contextmanager
+def heard() -> Iterator[list[warnings.WarningMessage]]:
+    """Warnings, each as often as it is given."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        yield found
+
+
+class StoreLife:
+    """Lives of a store on one set of drives, each ended by a fault and begun by a recovery."""
+
+    def __init__(self, rng: random.Random, tally: Tally) -> None:
+        self.rng, self.tally = rng, tally
+        self.profile = rng.choice(PROFILES)
+        self.images = list(new_set(rng.randint(1, 3), rng.choice((24, 32, 48))))
+        self.events: list[Event] = []
+        self.history = {0: Made(0, 0, {}, 0)}
+        self.there = [0]
+        """Keys of the generations that may be found, in the order of their commits."""
+        self.lied = self.warned = False
+        self.cut = 0
+        self.rotten: set[tuple[int, int]] = set()
+        self.turns = Turns(rng)
+
+    @property
+    def is_honest(self) -> bool:
+        """Whether nothing but power and errors that were said have failed so far."""
+        return not self.lied and not self.rotten
+
+    def run(self) -> None:
+        deepest = self.rng.randint(1, DEEPEST)
+        chosen = self.rng.randrange(deepest)
+        with self.turns.installed():
+            for depth in range(deepest + 1):
+                opened = self.recover(go_on=depth < deepest, depth=depth)
+                if opened is None or depth == deepest:
+                    return
+                faulty = self.profile if depth == chosen else "honest"
+                self.live(*opened, faulty)
+                self.end(faulty, depth)
+
+    # -- faults -----------------------------------------------------------------------------------
+
+    def end(self, faulty: str, depth: int) -> None:
+        """The process ends at some event of its life, and mostly the power with it."""
+        self.turns.power_off()
+        rng, events = self.rng, self.journal.events
+        at = rng.randint(self.before, len(events))
+        if rng.random() < 0.3:  # while it recovers
+            at = min(at, self.before + rng.randrange(8))
+            self.tally.faults["cuts during recovery"] += at < self.ready
+        if self.doubtful:
+            at = len(events)
+        self.tally.faults["nested cuts"] += depth > 0
+        self.cut = at
+        if rng.random() < 0.15 and not self.doubtful:
+            self.tally.faults["kills"] += 1
+            self.events = list(events[:at])  # the power stays
+        else:
+            self.images = power_cut(self.images, events[:at], rng, self.tally.faults)
+            self.events = []
+        if faulty == "rot":
+            written = [
+                (each.drive, each.block + i)
+                for each in events[:at]
+                if isinstance(each, Write)
+                for i in range(len(each.data) // BLOCK_BYTES)
+            ]
+            now = after_cut(self.images, self.events, dict.fromkeys(range(at), range(64)))
+            self.images, self.rotten = rot(now, rng, written)
+            self.events = []
+            self.tally.faults["rotten blocks"] += len(self.rotten)
+        self.lies()
+
+    def lies(self) -> None:
+        for place in self.places:
+            if isinstance(place.lie, Lie) and place.lie.told:
+                self.lied = True
+                self.tally.faults[f"lies: {place.lie.kind}"] += 1
+
+    # -- recovery ---------------------------------------------------------------------------------
+
+    def recover(self, *, go_on: bool, depth: int) -> tuple[Store, Made] | None:
+        """Open the drives and look at everything; None: an error says what is damaged."""
+        now = after_cut(
+            self.images, self.events, {at: range(64) for at in range(len(self.events))}
+        )
+        self.tally.see(now)
+        if depth and self.rng.random() < 0.2:
+            self.look(now)
+        self.before = len(self.events)
+        self.journal = Journal(list(self.events))
+        self.doubtful = False
+        allowed, must = self.expected(depth)
+        opened = self.open(now, None, allowed)
+        if go_on and opened is not None and self.rng.random() < 0.1:
+            opened.close()
+            self.tally.faults["opened at the generation before"] += 1
+            now = [bytes(each.image) for each in self.places]
+            opened = self.open(now, min(opened.generations), allowed)
+        if opened is None:
+            return None
+        self.ready = len(self.journal.events)
+        found = self.compare(opened, must)
+        self.settle(found)
+        return opened, self.history[self.key_of(opened.meta)]
+
+    def expected(self, depth: int) -> tuple[set[int], set[int]]:
+        """Keys of which one must be the last generation, and those that must be there."""
+        if not depth:
+            return {0}, {0}
+        cut, there = self.cut, [self.history[key] for key in self.there]
+        whole = [each for each in there if each.ended <= cut and each.gone > cut]
+        whole.sort(key=lambda each: each.number)
+        doubt = [each for each in there if each.begun < cut < each.ended]
+        base = [each for each in whole if each.given_up >= cut][-1]
+        last = {whole[-1].key, base.key, *(each.key for each in doubt)}
+        must = {each.before for each in doubt} or {base.key}
+        before = self.history[base.before]
+        if not doubt and before.given_up >= cut:
+            must.add(before.key)
+        return last, must
+
+    def open(self, images: Sequence[bytes], number: int | None, allowed: set[int]) -> Store | None:
+        self.places = [MemoryBlocks(each, at, self.journal) for at, each in enumerate(images)]
+        order = self.rng.sample(self.places, len(self.places))
+        outcomes = self.tally.outcomes
+        with heard() as said:
+            try:
+                store = Store.open(order, owner=OWNER, generation=number, queue_depth=2)
+            except StorageError as error:
+                outcomes[f"typed error: {type(error).__name__}"] += 1
+                self.check_error(error)
+                whole = [*error.whole] if isinstance(error, TornIndexError) else []
+                if not whole or number is not None:
+                    return None
+                other = self.open(images, whole[0], allowed)
+                if other is None and not self.lied and len(self.rotten) == 1:
+                    raise WrongError(f"{whole} cannot be opened either: {error!r}") from error
+                return other
+        if said and self.is_honest and not self.warned:
+            raise WrongError(f"a power cut was called damage: {said[0].message}")
+        for each in said:
+            if not isinstance(each.message, DamagedSuperblockWarning):
+                raise WrongError(f"it warned: {each.message}")
+        if number is not None:
+            return store
+        last = self.key_of(store.meta)
+        least = min(self.history[key].number for key in allowed)
+        if last in allowed:
+            in_progress = self.history[last].ended > self.cut
+            kind = "the generation in progress" if in_progress else "the last generation"
+        elif self.is_honest or (not self.lied and len(self.rotten) == 1):
+            numbers = sorted(self.history[key].number for key in allowed)
+            raise WrongError(f"the last generation is {store.generation}, not of {numbers}")
+        elif said or store.notes:
+            kind = "an older generation, and said so"
+        elif any(each >= least for each in generations_on(images[0])):
+            raise WrongError(f"generation {store.generation} without a word, and {least} is there")
+        else:
+            kind = "an older generation: no superblock of the last one is on the drive"
+        outcomes[kind] += 1
+        return store
+
+    def check_error(self, error: StorageError) -> None:
+        """It names what is damaged."""
+        if self.is_honest:
+            raise WrongError(f"after a power cut: {error!r}")
+        if type(error) is StorageError:
+            raise WrongError(f"nothing is named: {error!r}")
+        if self.lied:
+            return
+        if isinstance(error, NotADriveError):
+            drive = int(error.path.removeprefix("memory"))
+            if (drive, 0) not in self.rotten:
+                raise WrongError(f"not in {self.rotten}: {error!r}")
+        if isinstance(error, TornExtentError):
+            drive = int(error.path.removeprefix("memory"))
+            named = {(drive, error.block + each) for each in range(error.blocks)}
+            if not named & self.rotten:
+                raise WrongError(f"not in {self.rotten}: {error!r}")
+
+    def key_of(self, meta: Any) -> int:
+        return int(meta.get("key", 0))
+
+    def compare(self, store: Store, must: set[int]) -> list[Made]:
+        """Every bit of every generation; those that were found."""
+        found = []
+        for number, meta in store.generations.items():
+            made = self.history.get(self.key_of(meta))
+            if made is None or made.number != number:
+                raise WrongError(f"generation {number} was never committed: {meta}")
+            found.append(made)
+            self.read(store, number, made)
+        missing = must - {each.key for each in found}
+        if missing and self.is_honest:
+            numbers = [self.history[key].number for key in missing]
+            raise WrongError(f"generations {numbers} must be there, not {[*store.generations]}")
+        last = self.history[self.key_of(store.meta)]
+        kept = {name: self.key_of(store.at(each).meta) for name, each in store.kept.items()}
+        if kept != last.names:
+            raise WrongError(f"generations {last.names} must be kept, not {kept}")
+        for name, number in store.kept.items():
+            self.read(store, number, self.history[kept[name]])
+        return found
+
+    def read(self, store: Store, number: int, made: Made) -> None:
+        view = store.at(number)
+        if view.tensors.keys() != made.state.keys():
+            raise WrongError(f"tensors of {number} are {[*view.tensors]}, not {[*made.state]}")
+        torn = 0
+        for name, tensor in view.tensors.items():
+            out = bytearray(tensor.nbytes)
+            try:
+                view.read(name, out)
+            except StorageError as error:
+                torn += 1
+                self.check_error(error)
+                self.tally.outcomes[f"typed error: {type(error).__name__}"] += 1
+                continue
+            if out != made.state[name]:
+                raise WrongError(f"wrong bits in {name!r} of generation {number}, without a word")
+        self.tally.outcomes["generations read, bit by bit"] += not torn
+
+    def look(self, images: Sequence[bytes]) -> None:
+        """`storage check` reads all, and finds no damage where there is none."""
+        places = [MemoryBlocks(each, at) for at, each in enumerate(images)]
+        try:
+            report = check_drives(places)
+        except StorageError as error:
+            self.check_error(error)
+            return
+        if self.is_honest and not self.warned and not report.whole:
+            raise WrongError(f"storage check: {report}")
+        self.tally.outcomes["storage check: " + ("whole" if report.whole else "damage")] += 1
+
+    def settle(self, found: Sequence[Made]) -> None:
+        """What was found is there from now on; after a kill from the next flush on."""
+        for each in found:
+            each.given_up = each.gone = NEVER
+        if not self.events:
+            for at, each in enumerate(found):
+                each.begun = each.ended = 0
+                each.before = found[max(at - 1, 0)].key
+            self.there = [each.key for each in found]
+            return
+        later = range(self.before, len(self.journal.events))
+        flushed = next((at for at in later if self.journal.events[at] == Flush(0)), NEVER - 1) + 1
+        for each in map(self.history.__getitem__, self.there):
+            if each in found and each.ended > self.before:
+                each.ended = flushed
+            if each not in found and each.given_up < self.before < each.gone:
+                each.gone = flushed
+        self.there = [k for k in self.there if self.history[k].ended <= max(self.before, flushed)]
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def live(self, store: Store, made: Made, faulty: str) -> None:
+        """Random operations; an error ends the life, or is rolled back."""
+        rng = self.rng
+        self.store, self.current = store, made
+        self.rolled_back()
+        if faulty in LIES:
+            # What is written or flushed at the end of a life lies there unnoticed.
+            most = 6 if faulty == "unflushed" else 24
+            for place in [rng.choice(self.places), self.places[0]][: 1 + (faulty == "unflushed")]:
+                place.lie = Lie(faulty, rng.randrange(most), rng.randrange(place.count))
+                place.caches = rng.random() < 0.6
+        if faulty == "errors":
+            action = rng.choice(("write", "write", "read", "flush", "look"))
+            fault = FailAt(action, rng.randrange(16))
+            rng.choice(self.places).fault = fault
+        for _ in range(rng.choice((0, 3, 8, 16, 24))):
+            try:
+                with heard() as said:
+                    self.operate()
+                self.warned |= bool(said)
+                if said and faulty != "errors":
+                    raise WrongError(f"it warned: {said[0].message}")
+            except DriveFullError:
+                self.tally.outcomes["drives were full"] += 1
+            except UncertainCommitError:
+                self.doubtful = True
+                break
+            except StorageError as error:
+                self.failed(error, faulty)
+                if rng.random() < 0.5:
+                    break
+                try:
+                    self.store.abort()
+                except StorageError:
+                    break
+                self.rolled_back()
+        if faulty == "errors":
+            self.tally.faults["errors of a drive"] += fault.fired
+        if rng.random() < 0.5:
+            self.turns.all()
+
+    def failed(self, error: StorageError, faulty: str) -> None:
+        if faulty not in ("errors", *LIES) and self.is_honest:
+            raise WrongError(f"without a fault: {error!r}")
+
+    def rolled_back(self) -> None:
+        self.state, self.names = dict(self.current.state), self.current.names
+
+    def operate(self) -> None:
+        rng, store = self.rng, self.store
+        choice = rng.random()
+        if choice < 0.3:
+            self.commit()
+        elif choice < 0.35:
+            store.abort()
+            self.rolled_back()
+        elif choice < 0.4:
+            self.drop_other()
+        elif choice < 0.44 and self.names:
+            name = rng.choice(sorted(self.names))
+            store.drop(name)
+            del self.names[name]
+        elif choice < 0.47 and self.names:
+            name = rng.choice(sorted(self.names))
+            store.restore(name)
+            key = self.names[name]
+            self.rolled_back()
+            self.state = dict(self.history[key].state)
+        elif choice < 0.52 and self.state:
+            name = rng.choice(sorted(self.state))
+            out = bytearray(len(self.state[name]))
+            store.read(name, out)
+            if out != self.state[name]:
+                raise WrongError(f"wrong bits of {name!r} in the life of its write")
+        elif choice < 0.56 and self.state:
+            name = rng.choice(sorted(self.state))
+            store.remove(name)
+            del self.state[name]
+        else:
+            self.write()
+
+    def write(self) -> None:
+        rng, name = self.rng, self.rng.choice("abcd")
+        if name not in self.state:
+            nbytes = rng.choice((5, 4096, 9_000, 20_000, rng.randrange(24_000)))
+            self.store.add(name, nbytes, drive=rng.choice((None, None, 0)))
+            self.state[name] = bytes(nbytes)
+        old = self.state[name]
+        first, last = sorted(rng.randrange(len(old) + 1) for _ in range(2))
+        if rng.random() < 0.5:
+            first, last = 0, len(old)
+        data = rng.randbytes(last - first)
+        transfer = self.store.submit_write(name, data, first)
+        self.state[name] = old[:first] + data + old[last:]
+        if rng.random() < 0.5:
+            transfer.wait()
+
+    def commit(self) -> None:
+        key = len(self.history)
+        events = self.journal.events
+        begin = len(events)
+        made = Made(key, self.store._transaction.last + 1, dict(self.state), self.current.key)
+        made.kept, made.begun, made.ended = dict(self.names), NEVER, NEVER
+        if self.rng.random() < 0.15:
+            made.name = next((each for each in "xy" if each not in self.names), "")
+        self.history[key] = made
+        self.there.append(key)
+        try:
+            number = self.store.commit({"key": key}, name=made.name)
+        except UncertainCommitError:
+            made.begun = self.superblock_after(begin)
+            raise
+        except BaseException:
+            self.there.remove(key)
+            raise
+        if number != made.number:
+            raise WrongError(f"generation {number} follows {made.number - 1}")
+        made.begun, made.ended = self.superblock_after(begin), len(events)
+        self.current, self.names = made, made.names
+
+    def superblock_after(self, begin: int) -> int:
+        """The event at which a commit writes its superblock."""
+        events = self.journal.events
+        return next(
+            (
+                at
+                for at in range(begin, len(events))
+                if isinstance(events[at], Write) and events[at].drive == 0
+                and events[at].block in SLOTS
+            ),
+            len(events),
+        )
+
+    def drop_other(self) -> None:
+        numbers = set(self.store.generations) - {self.store.generation}
+        gone = [e for e in map(self.history.__getitem__, self.there) if e.number in numbers]
+        for each in gone:
+            each.given_up = len(self.journal.events)
+        self.store.drop_other()
+        for each in gone:
+            each.gone = len(self.journal.events)
