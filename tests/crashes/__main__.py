@@ -16,12 +16,19 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass, field
 
+import pytest
 from rich.progress import track
 
-from .stores import StoreLife, Tally
+from ..host.storage.mistakes import MISTAKES, Mistake
+from . import ranks, stores, trainings
+from .life import Tally
 
-KINDS = {"store": StoreLife}
-WEIGHTS = {"store": 1}
+KINDS = {
+    "store": (stores.StoreLife, 8),
+    "training": (trainings.Training, 1),
+    "ranks": (ranks.Group, 1),
+}
+"""What a seed is about, and how often."""
 SHOWN = 4
 
 
@@ -47,7 +54,11 @@ class Campaign:
 
     def __str__(self) -> str:
         lines = [f"{self.seeds.total() + len(self.failed)} seeds, {len(self.failed)} failed"]
-        for title, counts in (("seeds", self.seeds), ("faults", self.faults), ("outcomes", self.outcomes)):
+        for title, counts in (
+            ("seeds", self.seeds),
+            ("faults", self.faults),
+            ("outcomes", self.outcomes),
+        ):
             lines.append(f"{title}:")
             lines += [f"{count:10,} {name}" for name, count in sorted(counts.items()) if count]
         for seed, why in self.failed[:SHOWN]:
@@ -58,9 +69,21 @@ class Campaign:
 def run(seed: int, tally: Tally) -> str:
     """Run one seed; what it was about."""
     rng = random.Random(f"crash {seed}")
-    (kind,) = rng.choices([*WEIGHTS], [*WEIGHTS.values()])
-    KINDS[kind](rng, tally).run()
+    (kind,) = rng.choices([*KINDS], [weight for _, weight in KINDS.values()])
+    KINDS[kind][0](rng, tally).run()
     return kind
+
+
+def found_at(mistake: Mistake, seeds: range) -> int | None:
+    """The first seed that a mistake fails; None: it survives."""
+    with pytest.MonkeyPatch.context() as patch:
+        mistake(patch)
+        for seed in seeds:
+            try:
+                run(seed, Tally())
+            except Exception:
+                return seed
+    return None
 
 
 def main() -> int:
@@ -68,10 +91,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", default="0:1000", help="FIRST:END, or one seed")
+    parser.add_argument("--mistakes", action="store_true", help="seeds that find each mistake")
     given = parser.parse_args()
     first, colon, end = given.seeds.partition(":")
+    seeds = range(int(first), int(end) if colon else int(first) + 1)
+    if given.mistakes:
+        found = {each.__name__: found_at(each, seeds) for each in track(MISTAKES, "mistakes")}
+        for name, seed in found.items():
+            said = "survives" if seed is None else f"found after {seed - seeds.start + 1} seeds"
+            print(f"{name.replace('_', ' ')}: {said}")
+        alive = sum(seed is None for seed in found.values())
+        print(f"{len(found) - alive} of {len(found)} mistakes are found within {len(seeds)} seeds")
+        return bool(alive)
     campaign = Campaign()
-    for seed in track(range(int(first), int(end) if colon else int(first) + 1), "seeds"):
+    for seed in track(seeds, "seeds"):
         campaign.add(seed)
     print(campaign)
     return bool(campaign.failed)

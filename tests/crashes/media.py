@@ -14,7 +14,6 @@ from nearstep_sim.models.drive import (
     SECTOR_BYTES,
     Event,
     Kept,
-    MemoryBlocks,
     Write,
     after_cut,
     unflushed,

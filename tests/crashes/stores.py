@@ -3,63 +3,23 @@
 from __future__ import annotations
 
 import random
-import warnings
-import zlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
-from uuid import UUID
 
-from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.check import check_drives
 from nearstep.storage.drive_errors import (
-    DamagedSuperblockWarning,
     DriveFullError,
-    NotADriveError,
     StorageError,
-    TornExtentError,
     TornIndexError,
     UncertainCommitError,
 )
 from nearstep.storage.store import Store
 from nearstep.storage.superblock import SLOTS
-from nearstep_sim.models.drive import Event, FailAt, Flush, Journal, MemoryBlocks, Write, after_cut
+from nearstep_sim.models.drive import FailAt, Flush, MemoryBlocks, Write
 
-from ..host.storage.drives import NEVER, OWNER, State, memory_set
-from .media import Lie, generations_on, power_cut, rot
-from .turns import Turns
-
-LIES = ("lost", "misdirected", "unflushed")
-PROFILES = (*["honest"] * 6, "errors", *["rot"] * 3, *LIES, "lost", "misdirected")
-DEEPEST = 4
-"""Cuts of a seed, at most: what follows the first one is a recovery, or a life after it."""
-
-
-class WrongError(AssertionError):
-    """What is on the drives is neither a generation that is guaranteed nor a typed error."""
-
-
-@dataclass
-class Tally:
-    """What a seed met.
-
-    Attributes
-    ----------
-    faults, outcomes : numbers of each kind.
-    digest : CRC-32 of all that was on the drives after each fault: equal seeds have equal ones.
-    """
-
-    faults: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    digest: int = 0
-
-    def see(self, images: Sequence[bytes]) -> None:
-        for image in images:
-            self.digest = zlib.crc32(image, self.digest)
+from ..host.storage.drives import NEVER, OWNER, State
+from .life import DEEPEST, LIES, Life, Tally, WrongError, heard, new_set
 
 
 @dataclass
@@ -93,41 +53,15 @@ class Made:
         return {**self.kept, **({self.name: self.key} if self.name else {})}
 
 
-@cache
-def new_set(drives: int, blocks: int) -> Sequence[bytes]:
-    """Images of new drives; equal sizes have equal images."""
-    with mock.patch("uuid.uuid4", lambda: UUID(int=drives << 64 | blocks)):
-        return memory_set(drives, blocks)
-
-
-@contextmanager
-def heard() -> Iterator[list[warnings.WarningMessage]]:
-    """Warnings, each as often as it is given."""
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        yield found
-
-
-class StoreLife:
+class StoreLife(Life):
     """Lives of a store on one set of drives, each ended by a fault and begun by a recovery."""
 
     def __init__(self, rng: random.Random, tally: Tally) -> None:
-        self.rng, self.tally = rng, tally
-        self.profile = rng.choice(PROFILES)
-        self.images = list(new_set(rng.randint(1, 3), rng.choice((24, 32, 48))))
-        self.events: list[Event] = []
+        drives, blocks = rng.randint(1, 3), rng.choice((24, 32, 48))
+        super().__init__(rng, tally, new_set(drives, blocks))
         self.history = {0: Made(0, 0, {}, 0)}
         self.there = [0]
         """Keys of the generations that may be found, in the order of their commits."""
-        self.lied = self.warned = False
-        self.cut = 0
-        self.rotten: set[tuple[int, int]] = set()
-        self.turns = Turns(rng)
-
-    @property
-    def is_honest(self) -> bool:
-        """Whether nothing but power and errors that were said have failed so far."""
-        return not self.lied and not self.rotten
 
     def run(self) -> None:
         deepest = self.rng.randint(1, DEEPEST)
@@ -141,58 +75,13 @@ class StoreLife:
                 self.live(*opened, faulty)
                 self.end(faulty, depth)
 
-    # -- faults -----------------------------------------------------------------------------------
-
-    def end(self, faulty: str, depth: int) -> None:
-        """The process ends at some event of its life, and mostly the power with it."""
-        self.turns.power_off()
-        rng, events = self.rng, self.journal.events
-        at = rng.randint(self.before, len(events))
-        if rng.random() < 0.3:  # while it recovers
-            at = min(at, self.before + rng.randrange(8))
-            self.tally.faults["cuts during recovery"] += at < self.ready
-        if self.doubtful:
-            at = len(events)
-        self.tally.faults["nested cuts"] += depth > 0
-        self.cut = at
-        if rng.random() < 0.15 and not self.doubtful:
-            self.tally.faults["kills"] += 1
-            self.events = list(events[:at])  # the power stays
-        else:
-            self.images = power_cut(self.images, events[:at], rng, self.tally.faults)
-            self.events = []
-        if faulty == "rot":
-            written = [
-                (each.drive, each.block + i)
-                for each in events[:at]
-                if isinstance(each, Write)
-                for i in range(len(each.data) // BLOCK_BYTES)
-            ]
-            now = after_cut(self.images, self.events, dict.fromkeys(range(at), range(64)))
-            self.images, self.rotten = rot(now, rng, written)
-            self.events = []
-            self.tally.faults["rotten blocks"] += len(self.rotten)
-        self.lies()
-
-    def lies(self) -> None:
-        for place in self.places:
-            if isinstance(place.lie, Lie) and place.lie.told:
-                self.lied = True
-                self.tally.faults[f"lies: {place.lie.kind}"] += 1
-
     # -- recovery ---------------------------------------------------------------------------------
 
     def recover(self, *, go_on: bool, depth: int) -> tuple[Store, Made] | None:
         """Open the drives and look at everything; None: an error says what is damaged."""
-        now = after_cut(
-            self.images, self.events, {at: range(64) for at in range(len(self.events))}
-        )
-        self.tally.see(now)
+        now = self.begin()
         if depth and self.rng.random() < 0.2:
             self.look(now)
-        self.before = len(self.events)
-        self.journal = Journal(list(self.events))
-        self.doubtful = False
         allowed, must = self.expected(depth)
         opened = self.open(now, None, allowed)
         if go_on and opened is not None and self.rng.random() < 0.1:
@@ -224,63 +113,25 @@ class StoreLife:
         return last, must
 
     def open(self, images: Sequence[bytes], number: int | None, allowed: set[int]) -> Store | None:
-        self.places = [MemoryBlocks(each, at, self.journal) for at, each in enumerate(images)]
-        order = self.rng.sample(self.places, len(self.places))
-        outcomes = self.tally.outcomes
+        order = self.plug(images)
         with heard() as said:
             try:
                 store = Store.open(order, owner=OWNER, generation=number, queue_depth=2)
             except StorageError as error:
-                outcomes[f"typed error: {type(error).__name__}"] += 1
                 self.check_error(error)
                 whole = [*error.whole] if isinstance(error, TornIndexError) else []
                 if not whole or number is not None:
                     return None
                 other = self.open(images, whole[0], allowed)
-                if other is None and not self.lied and len(self.rotten) == 1:
+                if other is None and self.has_to_recover:
                     raise WrongError(f"{whole} cannot be opened either: {error!r}") from error
                 return other
-        if said and self.is_honest and not self.warned:
-            raise WrongError(f"a power cut was called damage: {said[0].message}")
-        for each in said:
-            if not isinstance(each.message, DamagedSuperblockWarning):
-                raise WrongError(f"it warned: {each.message}")
-        if number is not None:
-            return store
-        last = self.key_of(store.meta)
-        least = min(self.history[key].number for key in allowed)
-        if last in allowed:
-            in_progress = self.history[last].ended > self.cut
-            kind = "the generation in progress" if in_progress else "the last generation"
-        elif self.is_honest or (not self.lied and len(self.rotten) == 1):
-            numbers = sorted(self.history[key].number for key in allowed)
-            raise WrongError(f"the last generation is {store.generation}, not of {numbers}")
-        elif said or store.notes:
-            kind = "an older generation, and said so"
-        elif any(each >= least for each in generations_on(images[0])):
-            raise WrongError(f"generation {store.generation} without a word, and {least} is there")
-        else:
-            kind = "an older generation: no superblock of the last one is on the drive"
-        outcomes[kind] += 1
+        self.hear(said)
+        if number is None:
+            last, numbers = self.key_of(store.meta), [self.history[key].number for key in allowed]
+            damage = bool(said or store.notes)
+            self.outcome(store.generation, last in allowed, min(numbers), max(numbers), said=damage)
         return store
-
-    def check_error(self, error: StorageError) -> None:
-        """It names what is damaged."""
-        if self.is_honest:
-            raise WrongError(f"after a power cut: {error!r}")
-        if type(error) is StorageError:
-            raise WrongError(f"nothing is named: {error!r}")
-        if self.lied:
-            return
-        if isinstance(error, NotADriveError):
-            drive = int(error.path.removeprefix("memory"))
-            if (drive, 0) not in self.rotten:
-                raise WrongError(f"not in {self.rotten}: {error!r}")
-        if isinstance(error, TornExtentError):
-            drive = int(error.path.removeprefix("memory"))
-            named = {(drive, error.block + each) for each in range(error.blocks)}
-            if not named & self.rotten:
-                raise WrongError(f"not in {self.rotten}: {error!r}")
 
     def key_of(self, meta: Any) -> int:
         return int(meta.get("key", 0))
@@ -318,7 +169,6 @@ class StoreLife:
             except StorageError as error:
                 torn += 1
                 self.check_error(error)
-                self.tally.outcomes[f"typed error: {type(error).__name__}"] += 1
                 continue
             if out != made.state[name]:
                 raise WrongError(f"wrong bits in {name!r} of generation {number}, without a word")
@@ -363,11 +213,7 @@ class StoreLife:
         self.store, self.current = store, made
         self.rolled_back()
         if faulty in LIES:
-            # What is written or flushed at the end of a life lies there unnoticed.
-            most = 6 if faulty == "unflushed" else 24
-            for place in [rng.choice(self.places), self.places[0]][: 1 + (faulty == "unflushed")]:
-                place.lie = Lie(faulty, rng.randrange(most), rng.randrange(place.count))
-                place.caches = rng.random() < 0.6
+            self.arm(faulty)
         if faulty == "errors":
             action = rng.choice(("write", "write", "read", "flush", "look"))
             fault = FailAt(action, rng.randrange(16))
@@ -484,7 +330,8 @@ class StoreLife:
             (
                 at
                 for at in range(begin, len(events))
-                if isinstance(events[at], Write) and events[at].drive == 0
+                if isinstance(events[at], Write)
+                and events[at].drive == 0
                 and events[at].block in SLOTS
             ),
             len(events),

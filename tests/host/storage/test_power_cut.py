@@ -9,12 +9,8 @@ import numpy as np
 import pytest
 
 from nearstep.storage.blocks import BLOCK_BYTES
-from nearstep.storage.drive import Drive
 from nearstep.storage.drive_errors import ForeignDriveError, NotADriveError, StorageError
 from nearstep.storage.drive_set import create_set
-from nearstep.storage.extents import EXTENT as EXTENTS
-from nearstep.storage.store import Store
-from nearstep.storage.transaction import Transaction
 from nearstep_sim.models.drive import Journal, MemoryBlocks, Write, after_cut, every_cut, unflushed
 
 from .drives import (
@@ -27,6 +23,14 @@ from .drives import (
     open_images,
     random_bytes,
     reopened,
+)
+from .mistakes import (
+    both_copies_at_once,
+    over_the_last_generation,
+    over_the_last_superblock,
+    without_a_flush_when_it_is_opened,
+    without_flush_of_the_payload,
+    without_flushes,
 )
 
 
@@ -202,62 +206,6 @@ def test_cuts_of_long_lives(seed: int) -> None:
 
 def test_cuts_of_a_long_life() -> None:
     assert cut_everywhere(large(3), most=2, every=20, go_on=8) > 20
-
-
-def without_flushes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Drive, "flush_job", lambda drive, bounces: None)
-
-
-def without_flush_of_the_payload(patch: pytest.MonkeyPatch) -> None:
-    write = Store._write_index
-
-    def not_flushed(store: Store, *arguments: object) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            without_flushes(inner)
-            write(store, *arguments)
-
-    patch.setattr(Store, "_write_index", not_flushed)
-
-
-def without_a_flush_when_it_is_opened(patch: pytest.MonkeyPatch) -> None:
-    make = Store.__init__
-
-    def not_flushed(store: Store, *arguments: object, **options: object) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            without_flushes(inner)
-            make(store, *arguments, **options)
-
-    patch.setattr(Store, "__init__", not_flushed)
-
-
-def over_the_last_superblock(patch: pytest.MonkeyPatch) -> None:
-    write = Store._write_slot
-
-    def written(store: Store, slot: int, *rest: object, **options: object) -> None:
-        write(store, store._transaction.current.slot, *rest, **options)
-
-    patch.setattr(Store, "_write_slot", written)
-
-
-def both_copies_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Of a superblock: the second one before the first one is on the drive."""
-    write = Store._write_slot
-
-    def written(store: Store, slot: int, *rest: object, **options: object) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            without_flushes(inner)
-            write(store, slot, *rest, **options)
-
-    patch.setattr(Store, "_write_slot", written)
-
-
-def over_the_last_generation(patch: pytest.MonkeyPatch) -> None:
-    """Blocks are free as soon as the next generation does not need them."""
-
-    def used(transaction: Transaction) -> list[object]:
-        return [each.table.rows for each in transaction.tensors.values()] or [np.empty(0, EXTENTS)]
-
-    patch.setattr(Transaction, "_used", used)
 
 
 @pytest.mark.parametrize(
