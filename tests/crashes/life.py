@@ -23,7 +23,7 @@ from nearstep.storage.drive_errors import (
 from nearstep_sim.models.drive import Event, Journal, MemoryBlocks, Write, after_cut
 
 from ..host.storage.drives import memory_set
-from .media import Lie, generations_on, power_cut, rot
+from .media import Lie, power_cut, rot, superblocks_on
 from .turns import Turns
 
 LIES = {
@@ -110,12 +110,12 @@ class Life:
     def begin(self) -> list[bytes]:
         """The power is on: what the drives hold."""
         self.turns.power_off()
-        now = applied(self.images, self.events)
-        self.tally.see(now)
+        self.now = applied(self.images, self.events)
+        self.tally.see(self.now)
         self.before = len(self.events)
         self.journal = Journal(list(self.events))
         self.doubtful = False
-        return now
+        return self.now
 
     def plug(self, images: Sequence[bytes]) -> list[MemoryBlocks]:
         """Drives with these contents, in any order."""
@@ -125,7 +125,7 @@ class Life:
     def arm(self, faulty: str) -> None:
         """Some drives will lie."""
         rng = self.rng
-        most = 6 if faulty == "unflushed" else 24
+        most = 4 if faulty == "unflushed" else 12
         for place in [rng.choice(self.places), self.places[0]][: 1 + (faulty == "unflushed")]:
             place.lie = Lie(faulty, rng.randrange(most), rng.randrange(place.count))
             place.caches = rng.random() < 0.6
@@ -187,11 +187,17 @@ class Life:
             raise WrongError(f"the last generation is {number}, not one from {least} to {most}")
         elif said:
             kind = "an older generation, and said so"
-        elif any(each >= least for each in generations_on(self.places[0].image)):
+        elif any(each >= least for each in superblocks_on(self.now[0]).values()):
             raise WrongError(f"generation {number} without a word, and {least} is on the drive")
         else:
             kind = "an older generation: no superblock of the last one is on the drive"
         self.tally.outcomes[kind] += 1
+        there = superblocks_on(self.now[0])
+        first, second = ({each: there.get(side * each, -1) for each in (1, 2)} for side in (1, -1))
+        lost = [each for each in (1, 2) if 0 <= first[each] < second[each]]
+        twice = max(first[1], second[1]) == max(first[2], second[2]) >= 0
+        if (lost or twice) and not said:
+            raise WrongError(f"superblocks {there} without a word")
 
     def check_error(self, error: StorageError) -> None:
         """It names what is damaged."""

@@ -69,7 +69,8 @@ def rot(
         if (drive, block) in hit:
             continue
         hit.add((drive, block))
-        bits = {rng.randrange(8 * BLOCK_BYTES) for _ in range(rng.choice((1, 1, 2, 40)))}
+        most = rng.choice((64, BLOCK_BYTES))  # of a superblock the rest are zeros
+        bits = {rng.randrange(8 * most) for _ in range(rng.choice((1, 1, 2, 40)))}
         for bit in bits:
             found[drive][block * BLOCK_BYTES + bit // 8] ^= 1 << bit % 8
     return [bytes(each) for each in found], hit
@@ -101,14 +102,14 @@ class Lie:
         return block
 
 
-def generations_on(image: bytes) -> set[int]:
-    """Return the generations of which the first drive has a whole superblock, read without the
-    project's own reader."""
-    found = set()
+def superblocks_on(image: bytes) -> dict[int, int]:
+    """Return the generations of whole superblocks on the first drive, by block (-1: the last one),
+    read without the project's own reader."""
+    found = {}
     for at in (1, 2, -1, -2):
         first = at * BLOCK_BYTES % len(image)
         block = image[first : first + BLOCK_BYTES]
         (crc,) = struct.unpack_from("<I", block, BLOCK_BYTES - 4)
         if block.startswith(b"NSSUPER\n") and zlib.crc32(block[:-4]) == crc:
-            found.add(struct.unpack_from("<Q", block, 24)[0])
+            (found[at],) = struct.unpack_from("<Q", block, 24)
     return found

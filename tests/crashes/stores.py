@@ -105,7 +105,11 @@ class StoreLife(Life):
         whole.sort(key=lambda each: each.number)
         doubt = [each for each in there if each.begun < cut < each.ended]
         base = [each for each in whole if each.given_up >= cut][-1]
-        last = {whole[-1].key, base.key, *(each.key for each in doubt)}
+        last = {
+            whole[-1].key,
+            base.key,
+            *(key for each in doubt for key in (each.key, each.before)),
+        }
         must = {each.before for each in doubt} or {base.key}
         before = self.history[base.before]
         if not doubt and before.given_up >= cut:
@@ -218,7 +222,7 @@ class StoreLife(Life):
             action = rng.choice(("write", "write", "read", "flush", "look"))
             fault = FailAt(action, rng.randrange(16))
             rng.choice(self.places).fault = fault
-        for _ in range(rng.choice((0, 3, 8, 16, 24))):
+        for _ in range(rng.choice((8, 16, 24) if faulty != "honest" else (0, 3, 8, 16))):
             try:
                 with heard() as said:
                     self.operate()
