@@ -17,11 +17,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
+from rich.console import Console
 from rich.progress import track
 
-from ..host.storage.mistakes import MISTAKES, Mistake
+from ..host.storage.mistakes import Mistake
 from . import ranks, stores, trainings
 from .life import Tally
+from .mistakes import MISTAKES
 
 KINDS = {
     "store": (stores.StoreLife, 8),
@@ -62,7 +64,7 @@ class Campaign:
             lines.append(f"{title}:")
             lines += [f"{count:10,} {name}" for name, count in sorted(counts.items()) if count]
         for seed, why in self.failed[:SHOWN]:
-            lines.append(f"{why}replay: python -m tests.crashes --seeds {seed}")
+            lines.append(f"{why}replay: .venv/bin/python -m tests.crashes --seeds {seed}")
         return "\n".join(lines)
 
 
@@ -96,15 +98,17 @@ def main() -> int:
     first, colon, end = given.seeds.partition(":")
     seeds = range(int(first), int(end) if colon else int(first) + 1)
     if given.mistakes:
-        found = {each.__name__: found_at(each, seeds) for each in track(MISTAKES, "mistakes")}
-        for name, seed in found.items():
-            said = "survives" if seed is None else f"found after {seed - seeds.start + 1} seeds"
-            print(f"{name.replace('_', ' ')}: {said}")
-        alive = sum(seed is None for seed in found.values())
-        print(f"{len(found) - alive} of {len(found)} mistakes are found within {len(seeds)} seeds")
+        alive = 0
+        for mistake in track(MISTAKES, "mistakes", console=Console(stderr=True)):
+            seed = found_at(mistake, seeds)
+            alive += seed is None
+            said = "survives" if seed is None else f"is found by seed {seed}"
+            print(f"{mistake.__name__.replace('_', ' ')}: {said}", flush=True)
+        count = len(MISTAKES)
+        print(f"{count - alive} of {count} mistakes are found within {len(seeds)} seeds")
         return bool(alive)
     campaign = Campaign()
-    for seed in track(seeds, "seeds"):
+    for seed in track(seeds, "seeds", console=Console(stderr=True)):
         campaign.add(seed)
     print(campaign)
     return bool(campaign.failed)

@@ -32,6 +32,9 @@ LIES = {
     "unflushed": "flushes were acknowledged and not done",
 }
 PROFILES = (*["honest"] * 6, "errors", *["rot"] * 3, *LIES, "lost", "misdirected")
+ENDS = [at * BLOCK_BYTES for at in (1, 2, -1, -2)]
+"""Where superblocks are."""
+
 DEEPEST = 4
 """Cuts of a seed, at most: what follows the first one is a recovery, or a life after it."""
 
@@ -84,7 +87,8 @@ class Life:
     before, ready : events when it began, and when it had recovered.
     cut : event at which the life before ended.
     doubtful : it ended with an error whose effect is unknown.
-    lied, rotten : a drive has done other than it said; blocks whose bits have flipped.
+    lied : a drive has done other than it said.
+    rotten, fresh : blocks whose bits have flipped, by drive, and those since the last life.
     warned : a warning told of damage by an error.
     """
 
@@ -96,6 +100,7 @@ class Life:
         self.cut = self.before = self.ready = 0
         self.lied = self.warned = self.doubtful = False
         self.rotten: set[tuple[int, int]] = set()
+        self.fresh: set[tuple[int, int]] = set()
 
     @property
     def is_honest(self) -> bool:
@@ -143,7 +148,7 @@ class Life:
         faults["cuts or kills during recovery"] += at < self.ready
         faults["cuts or kills after another"] += depth > 0
         self.turns.power_off()
-        self.cut = at
+        self.cut, self.fresh = at, set()
         if rng.random() < 0.15 and not self.doubtful:
             faults["kills"] += 1
             self.events = events  # the power stays
@@ -157,7 +162,7 @@ class Life:
                 for block in range(len(each.data) // BLOCK_BYTES)
             ]
             self.images, self.rotten = rot(applied(self.images, self.events), rng, written)
-            self.events = []
+            self.events, self.fresh = [], self.rotten
             faults["rotten blocks"] += len(self.rotten)
         for place in self.places:
             if isinstance(place.lie, Lie) and place.lie.told:
@@ -196,8 +201,9 @@ class Life:
         first, second = ({each: there.get(side * each, -1) for each in (1, 2)} for side in (1, -1))
         lost = [each for each in (1, 2) if 0 <= first[each] < second[each]]
         twice = max(first[1], second[1]) == max(first[2], second[2]) >= 0
-        if (lost or twice) and not said:
-            raise WrongError(f"superblocks {there} without a word")
+        rotten = {(0, at % len(self.now[0]) // BLOCK_BYTES) for at in ENDS} & self.fresh
+        if (lost or twice or rotten) and not said:
+            raise WrongError(f"superblocks {there}, {rotten} rotten, without a word")
 
     def check_error(self, error: StorageError) -> None:
         """It names what is damaged."""
@@ -221,4 +227,5 @@ class Life:
 
 def applied(images: Sequence[bytes], events: Sequence[Event]) -> list[bytes]:
     """Return what drives hold while the power is on."""
-    return after_cut(images, events, {at: range(64) for at in range(len(events))})
+    every = {at: range(64) for at in range(len(events))}
+    return after_cut(images, events, every) if events else list(images)

@@ -57,7 +57,7 @@ class StoreLife(Life):
     """Lives of a store on one set of drives, each ended by a fault and begun by a recovery."""
 
     def __init__(self, rng: random.Random, tally: Tally) -> None:
-        drives, blocks = rng.randint(1, 3), rng.choice((24, 32, 48))
+        drives, blocks = rng.randint(1, 3), rng.choice((20, 28, 36))
         super().__init__(rng, tally, new_set(drives, blocks))
         self.history = {0: Made(0, 0, {}, 0)}
         self.there = [0]
@@ -79,7 +79,7 @@ class StoreLife(Life):
 
     def recover(self, *, go_on: bool, depth: int) -> tuple[Store, Made] | None:
         """Open the drives and look at everything; None: an error says what is damaged."""
-        now = self.begin()
+        now, self.looks_whole = self.begin(), False
         if depth and self.rng.random() < 0.2:
             self.look(now)
         allowed, must = self.expected(depth)
@@ -173,6 +173,8 @@ class StoreLife(Life):
             except StorageError as error:
                 torn += 1
                 self.check_error(error)
+                if self.looks_whole:
+                    raise WrongError(f"storage check finds no damage: {error!r}") from error
                 continue
             if out != made.state[name]:
                 raise WrongError(f"wrong bits in {name!r} of generation {number}, without a word")
@@ -188,6 +190,7 @@ class StoreLife(Life):
             return
         if self.is_honest and not self.warned and not report.whole:
             raise WrongError(f"storage check: {report}")
+        self.looks_whole = report.whole
         self.tally.outcomes["storage check: " + ("whole" if report.whole else "damage")] += 1
 
     def settle(self, found: Sequence[Made]) -> None:

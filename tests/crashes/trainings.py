@@ -16,7 +16,9 @@ from ..host.storage.drives import NEVER
 from .life import LIES, Life, Tally, WrongError, heard, new_set
 
 HOST = "host:"
-JOBS = (Job([(4, 3), (3,)]), Job([(40, 3), (1,)], "momentum"), Job([(5,), (7,)], "sgd"))
+JOBS = (
+    Job(((4, 3), (3,))), Job(((40, 3), (90,)), "momentum"), Job(((5,), (7,)), "sgd"),
+)  # fmt: skip
 MOST = 12
 """Steps of a job."""
 
@@ -58,7 +60,7 @@ class Training(Life):
     def resume(self, depth: int) -> tuple[int, list[Any], Any] | None:
         """The optimizer after a step that is guaranteed; None: an error says what is damaged."""
         order = self.plug(self.begin())
-        memory = self.rng.choice(("60%", "100%", "100%"))
+        memory = self.rng.choice((1 << 11, 1 << 14))
         least = max(step for step, ended in self.ended.items() if ended <= self.cut)
         most = max(step for step in self.ended if step <= least + 1)
         try:
@@ -84,7 +86,7 @@ class Training(Life):
         self.tally.outcomes["trainings resumed, bit by bit"] += 1
         later = range(self.before, len(self.journal.events)) if self.events else ()
         flush = next((at for at in later if self.journal.events[at] == Flush(0)), self.before - 1)
-        self.ended = {min(step, least): self.before, step: flush + 1}
+        self.ended = {step: flush + 1, min(step, least): self.before}
         return step, *given
 
     def train(self, step: int, parameters: list[Any], optimizer: Any, faulty: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -168,6 +169,32 @@ def test_every_subset_of_what_was_not_flushed_leaves_one_generation(drives: int)
 
 def test_a_cut_behind_every_write_of_two_drives_leaves_one_generation() -> None:
     assert cut_everywhere(small(2), most=4, every=1, go_on=16) > 250
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_cut_while_an_older_generation_goes_on_is_not_called_damage(gives_up: bool) -> None:
+    before = Recorded(memory_set(1, 24))
+    before.add("p", 5_000)
+    for number in (1, 2):
+        before.write("p", bytes([number]) * 5_000)
+        before.commit()
+    images, journal = images_of(before.store), Journal()
+    store, _ = open_images(images, journal, generation=1, queue_depth=1)
+    if gives_up:
+        store.drop_other()
+    store.write("p", b"\3" * 5_000)
+    store.commit()
+    store.close()
+    found, rng = set(), random.Random(4)
+    for cut in range(len(journal.events) + 1):
+        events = journal.events[:cut]
+        for kept in every_cut(events, 64, rng):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                store, _ = open_images(after_cut(images, events, kept), queue_depth=1)
+            found.add((store.generation, contents(store)["p"][0]))
+            store.close()
+    assert found == {(1, 1), (2, 2), (3, 3)}
 
 
 @pytest.mark.parametrize("drives", [1, 2])
