@@ -275,8 +275,8 @@ def commits_with_lost_writes(blocks: Sequence[int], commits: int) -> tuple[list[
     places[0].lie = lambda action, block: None if (action, block) in lost else block
     lost = {("write", block) for block in blocks}
     for number in range(commits):
-        data = bytes([number]) * NBYTES
-        store.write("p", data)
+        data = bytes([number]) * EXTENT + data[EXTENT:]
+        store.write("p", data[:EXTENT])
         assert store.commit() == 3 + number
     store.close()
     return images_of(places), data
