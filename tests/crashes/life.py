@@ -31,7 +31,7 @@ LIES = {
     "misdirected": "a write went to another block",
     "unflushed": "flushes were acknowledged and not done",
 }
-PROFILES = (*["honest"] * 6, "errors", *["rot"] * 3, *LIES, "lost", "misdirected")
+PROFILES = (*["honest"] * 6, *["errors"] * 2, *["rot"] * 3, *LIES, "lost", "misdirected")
 ENDS = [at * BLOCK_BYTES for at in (1, 2, -1, -2)]
 """Where superblocks are."""
 
@@ -186,18 +186,19 @@ class Life:
         last : whether it is one of those that are guaranteed, numbers `least` to `most`.
         said : the store has warned, or noted damage.
         """
+        there = superblocks_on(self.now[0])
+        is_there = any(each >= least for each in there.values())
         if last:
             kind = "the generation in progress" if number == most > least else "the last generation"
-        elif self.has_to_recover:
+        elif self.is_honest or (self.has_to_recover and is_there):
             raise WrongError(f"the last generation is {number}, not one from {least} to {most}")
         elif said:
             kind = "an older generation, and said so"
-        elif any(each >= least for each in superblocks_on(self.now[0]).values()):
+        elif is_there:
             raise WrongError(f"generation {number} without a word, and {least} is on the drive")
         else:
             kind = "an older generation: no superblock of the last one is on the drive"
         self.tally.outcomes[kind] += 1
-        there = superblocks_on(self.now[0])
         first, second = ({each: there.get(side * each, -1) for each in (1, 2)} for side in (1, -1))
         lost = [each for each in (1, 2) if 0 <= first[each] < second[each]]
         twice = max(first[1], second[1]) == max(first[2], second[2]) >= 0

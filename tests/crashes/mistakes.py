@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from nearstep.backends.base import Completion, Ended
 from nearstep.storage.store import Store
 from nearstep.torch.homes import resume
 from nearstep.torch.homes.ranks import Ranks
@@ -42,12 +43,17 @@ def ranks_with_the_newest_of_one(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resume, "newest", newest)
 
 
-def trainings_without_what_is_new(patch: pytest.MonkeyPatch) -> None:
-    """What is to be written is taken for what is there."""
-    patch.setattr(Store, "holds", lambda store, name, data: True)
+def trainings_without_moments(patch: pytest.MonkeyPatch) -> None:
+    """Moments of Adam are not written."""
+    write = Store.submit_write
+
+    def written(store: Store, name: str, *arguments: Any) -> Completion:
+        return Ended() if "exp_avg" in name else write(store, name, *arguments)
+
+    patch.setattr(Store, "submit_write", written)
 
 
 MISTAKES: Sequence[Mistake] = (
     *mistakes.MISTAKES, ranks_decide_last, ranks_without_votes, ranks_with_the_newest_of_one,
-    trainings_without_what_is_new,
+    trainings_without_moments,
 )  # fmt: skip

@@ -239,8 +239,10 @@ class StoreLife(Life):
                 break
             except StorageError as error:
                 self.failed(error, faulty)
-                if rng.random() < 0.5:
+                if rng.random() < 0.3:
                     break
+                if rng.random() < 0.5:
+                    continue  # until it is rolled back nothing can be committed
                 try:
                     self.store.abort()
                 except StorageError:
