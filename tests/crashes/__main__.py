@@ -10,6 +10,7 @@ the command that replays it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import traceback
@@ -108,8 +109,9 @@ def main() -> int:
         print(f"{count - alive} of {count} mistakes are found within {len(seeds)} seeds")
         return bool(alive)
     campaign = Campaign()
-    for seed in track(seeds, "seeds", console=Console(stderr=True)):
-        campaign.add(seed)
+    with contextlib.suppress(KeyboardInterrupt):  # what was seen until then is printed
+        for seed in track(seeds, "seeds", console=Console(stderr=True)):
+            campaign.add(seed)
     print(campaign)
     return bool(campaign.failed)
 

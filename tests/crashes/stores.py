@@ -210,7 +210,7 @@ class StoreLife(Life):
                 each.ended = flushed
             if each not in found and each.given_up < self.before < each.gone:
                 each.gone = flushed
-        self.there = [k for k in self.there if self.history[k].ended <= max(self.before, flushed)]
+        self.there = [key for key in self.there if self.history[key].begun < self.before]
 
     # -- life -------------------------------------------------------------------------------------
 

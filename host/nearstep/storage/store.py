@@ -297,9 +297,10 @@ class Store:
         """
         with self._lock:
             self._check_open(f"read {name!r}")
-            self._transaction.check(f"read {name!r}")
-            tensor = self._transaction.tensor(name)
-            return self._submit_read(tensor, self._transaction.current, out, offset)
+            transaction = self._transaction
+            transaction.check(f"read {name!r}")
+            tensor = transaction.tensor(name)
+            return self._submit_read(tensor, transaction.current, out, offset, transaction)
 
     def write(self, name: str, data: Any, offset: int = 0) -> None:
         """Write `data` to a tensor from byte `offset` on: `submit_write`, then wait."""
@@ -531,13 +532,22 @@ class Store:
             return self._submit_read(view.tensors[name], view, out, offset)
 
     def _submit_read(
-        self, tensor: Tensor, generation: Generation, out: Any, offset: int
+        self,
+        tensor: Tensor,
+        generation: Generation,
+        out: Any,
+        offset: int,
+        transaction: Transaction | None = None,
     ) -> Completion:
+        """Begin a read; of the last write if there is a `transaction`, which must not have failed
+        when its writes have ended."""
         flat = flat_bytes("out", out, writes=True)
         first, last = tensor.span(offset, flat.nbytes)
         if not flat.nbytes:
             return Ended()
         self._in_flight.join(tensor.name, first, last, writes=False)
+        if transaction is not None:
+            transaction.check(f"read {tensor.name!r}")
         source, jobs = self._source(tensor, generation.number), []
         for extent in self._transaction.extents(tensor.table, first, last):
             drive = self.drives[0 if extent.is_hole else extent.drive]

@@ -100,6 +100,25 @@ def test_an_error_of_a_read_is_raised_and_nothing_is_lost() -> None:
     assert contents(store) == {"p": new}
 
 
+def test_a_read_behind_a_write_that_fails_returns_no_older_bytes() -> None:
+    store, places = open_images(memory_set(1, 32), queue_depth=1)
+    store.add("p", 5)
+    store.write("p", b"first")
+    go_on = threading.Event()
+
+    def fail_late(action: str, block: int) -> None:
+        if action == "write":
+            go_on.wait(30)
+            raise DriveIOError("memory", action, block, OSError(errno.EIO, "late"))
+
+    places[0].fault = fail_late
+    transfer = store.submit_write("p", b"later")  # to the same blocks
+    threading.Timer(0.05, go_on.set).start()
+    with pytest.raises(FailedGenerationError):
+        store.read("p", bytearray(5))
+    assert isinstance(transfer.error, DriveIOError)
+
+
 def test_a_part_that_cannot_read_the_rest_fails() -> None:
     images, _, new = two_generations()
     store, places = open_images(images)
