@@ -56,14 +56,15 @@ class Source:
 
     def span(self, extent: ExtentRow, offset: int, nbytes: int) -> tuple[int, int, bool]:
         """Return the range [first, last) of the tensor's bytes that an extent and a transfer share,
-        and whether the transfer covers the extent.
+        empty within the extent if none, and whether the transfer covers the extent.
 
         Parameters
         ----------
         offset, nbytes : of the transfer, in the tensor.
         """
         start, stop = extent.start * BLOCK_BYTES, min(extent.stop * BLOCK_BYTES, self.nbytes)
-        first, last = max(start, offset), min(stop, offset + nbytes)
+        first = min(max(start, offset), stop)
+        last = max(first, min(stop, offset + nbytes))
         return first, last, (first, last) == (start, stop)
 
 

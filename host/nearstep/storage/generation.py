@@ -122,6 +122,16 @@ class Slot:
         return max(found, key=lambda each: each.generation, default=None)
 
     @property
+    def stale(self) -> Mapping[int, str]:
+        """Return the first copy, with the reason, if it is older than the second one, which is
+        written after the first is flushed: the drive has lost that write."""
+        (at, first), (_, second) = self.copies.items()
+        if isinstance(first, Superblock) and isinstance(second, Superblock):
+            if first.generation < second.generation:
+                return {at: f"it is of generation {first.generation}, and its second copy newer"}
+        return {}
+
+    @property
     def lost(self) -> bool:
         """Return whether both copies are damaged."""
         return self.superblock is None and len(self.damage) == len(self.copies)
@@ -229,7 +239,7 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
     ------
     NoGenerationError : the set has no generation, or not this one.
     TornIndexError : the index is damaged.
-    StorageError : generations have different extents at one block.
+    StorageError : the generation has two extents at one block.
     """
     first = drives[0]
     slots = read_slots(first.blocks, first.header)
@@ -250,7 +260,14 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
     except TornIndexError as error:
         whole = [] if other is None else [other.number]
         raise TornIndexError(number, error.reason, whole=whole) from None
-    check_apart([current] if other is None else [current, other])
+    check_apart([current])
+    if other is not None:
+        try:
+            check_apart([current, other])
+        except StorageError:
+            reason = f"generation {number} has blocks of it: its superblock should be overwritten"
+            notes.append(str(TornIndexError(other.number, reason, whole=[number])))
+            other = None
     return Recovered(current, other, max(found), slots, notes, warnings)
 
 
@@ -260,11 +277,14 @@ def damage(path: str, slots: Sequence[Slot]) -> tuple[list[str], list[DamagedSup
     whole = sorted(each.superblock.generation for each in slots if each.superblock is not None)
     notes, warnings = [], []
     for slot in slots:
-        named = ", ".join(f"block {at}: {reason}" for at, reason in slot.damage.items())
+        damaged = slot.damage or slot.stale
+        named = ", ".join(f"block {at}: {reason}" for at, reason in damaged.items())
         if named and slot.was_cut_off(max(whole, default=0)):
             notes.append(f"superblock {slot.number} of {path}, {named}")
         elif named:
             warnings.append(DamagedSuperblockWarning(path, slot.number, named, whole, slot.lost))
+    if len(set(whole)) < len(whole):
+        notes.append(f"superblocks {SLOTS} of {path} both have generation {whole[0]}")
     return notes, warnings
 
 

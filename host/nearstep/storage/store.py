@@ -297,9 +297,10 @@ class Store:
         """
         with self._lock:
             self._check_open(f"read {name!r}")
-            self._transaction.check(f"read {name!r}")
-            tensor = self._transaction.tensor(name)
-            return self._submit_read(tensor, self._transaction.current, out, offset)
+            transaction = self._transaction
+            transaction.check(f"read {name!r}")
+            tensor = transaction.tensor(name)
+            return self._submit_read(tensor, transaction.current, out, offset, transaction)
 
     def write(self, name: str, data: Any, offset: int = 0) -> None:
         """Write `data` to a tensor from byte `offset` on: `submit_write`, then wait."""
@@ -387,6 +388,8 @@ class Store:
                 transaction.doubt = None  # nothing is in flight, and the slot is as it was
                 decide()
                 transaction.doubt = slot
+            if transaction.other is not None and transaction.other.number > self.generation:
+                self._give_up(transaction, transaction.other, number)
             self._write_slot(slot, superblock.pack(), number, commits=True)
             committed = Generation(slot, checked, tensors, superblock, name, kept)
             self._transaction = transaction.next(committed)
@@ -448,10 +451,7 @@ class Store:
             transaction = self._transaction
             if transaction.other is None:
                 return
-            transaction.doubt = transaction.other.slot
-            zeros = aligned_bytes(BLOCK_BYTES)
-            self._write_slot(transaction.doubt, zeros, self.generation, commits=False)
-            transaction.forget_other()
+            self._give_up(transaction, transaction.other, self.generation)
             transaction.doubt = None
 
     def close(self) -> None:
@@ -495,8 +495,16 @@ class Store:
         self._in_flight.join_all()
         before = [each for each in self._held if each.slot == slot]
         block = before[0].superblock.pack() if before else aligned_bytes(BLOCK_BYTES)
-        self._write_slot(slot, block, transaction.last + 1, commits=False)
+        self._write_slot(slot, block, transaction.last + 1, commits=False, backwards=True)
         transaction.doubt = None
+
+    def _give_up(self, transaction: Transaction, other: Generation, number: int) -> None:
+        """Remove the other generation from the drives, and leave its slot in doubt; an error is one
+        of the commit of `number`."""
+        transaction.doubt = other.slot
+        newer, zeros = other.number > transaction.current.number, aligned_bytes(BLOCK_BYTES)
+        self._write_slot(other.slot, zeros, number, commits=False, backwards=newer)
+        transaction.forget_other()
 
     @property
     def _held(self) -> list[Generation]:
@@ -524,13 +532,22 @@ class Store:
             return self._submit_read(view.tensors[name], view, out, offset)
 
     def _submit_read(
-        self, tensor: Tensor, generation: Generation, out: Any, offset: int
+        self,
+        tensor: Tensor,
+        generation: Generation,
+        out: Any,
+        offset: int,
+        transaction: Transaction | None = None,
     ) -> Completion:
+        """Begin a read; of the last write if there is a `transaction`, which must not have failed
+        when its writes have ended."""
         flat = flat_bytes("out", out, writes=True)
         first, last = tensor.span(offset, flat.nbytes)
         if not flat.nbytes:
             return Ended()
         self._in_flight.join(tensor.name, first, last, writes=False)
+        if transaction is not None:
+            transaction.check(f"read {tensor.name!r}")
         source, jobs = self._source(tensor, generation.number), []
         for extent in self._transaction.extents(tensor.table, first, last):
             drive = self.drives[0 if extent.is_hole else extent.drive]
@@ -556,14 +573,18 @@ class Store:
                 self._transaction.doubt = None  # nothing is in flight
             raise
 
-    def _write_slot(self, slot: int, block: Flat, number: int, *, commits: bool) -> None:
-        """Write and flush the first copy of a superblock, then write the second copy.
+    def _write_slot(
+        self, slot: int, block: Flat, number: int, *, commits: bool, backwards: bool = False
+    ) -> None:
+        """Write and flush the first copy of a superblock, then write the second copy; `backwards`
+        in the reverse order, where the newest superblock is overwritten: a power cut tears its
+        second copy alone, as in a commit.
 
         If `commits`, an error of the second copy is a warning: the generation does not depend on
         that copy. After any other error the content of the slot is unknown.
         """
         drive = self.drives[0]
-        for at in copies(slot, drive.header.blocks):
+        for at in copies(slot, drive.header.blocks)[:: -1 if backwards else 1]:
             try:
                 self._run("write of a superblock", [(drive, drive.write_job(at, block))])
                 if at == slot or not commits:

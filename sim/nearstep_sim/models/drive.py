@@ -8,7 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -30,9 +30,12 @@ class Write:
 
 @dataclass(frozen=True)
 class Flush:
-    """A flush of a drive."""
+    """A flush of a drive; `NOWHERE`: one that was acknowledged and not done."""
 
     drive: int
+
+
+NOWHERE = -1
 
 
 Event = Write | Flush
@@ -64,6 +67,9 @@ class MemoryBlocks(Blocks):
     image : current contents, without a power cut.
     fault : called with `read`, `write`, `flush` or `look`, and the block, before the operation; its
         exception is raised.
+    lie : called with `write` or `flush`, and the block, of what is acknowledged; returns the block
+        to which it really goes, or None for a write that is lost or a flush that is not done.
+    caches : whether reads return what was acknowledged until the power is cut.
     """
 
     def __init__(self, image: bytes, drive: int = 0, journal: Journal | None = None) -> None:
@@ -71,6 +77,8 @@ class MemoryBlocks(Blocks):
         self.count = len(image) // BLOCK_BYTES
         self.image = bytearray(image)
         self.fault: Callable[[str, int], None] = lambda action, block: None
+        self.lie: Callable[[str, int], int | None] = lambda action, block: block
+        self.caches = True
         self._drive = drive
         self._journal = Journal() if journal is None else journal
         self._closed = False
@@ -82,14 +90,18 @@ class MemoryBlocks(Blocks):
 
     def write(self, block: int, data: Bytes) -> None:
         self._check("write", block, data)
-        kept = data.tobytes()
-        at = block * BLOCK_BYTES
-        self.image[at : at + len(kept)] = kept
-        self._journal.add(Write(self._drive, block, kept))
+        seen = Write(self._drive, block, data.tobytes())
+        to = self.lie("write", block)
+        last = self.count - data.nbytes // BLOCK_BYTES  # where it fits in
+        done = replace(seen, data=b"") if to is None else replace(seen, block=min(to, last))
+        seen = seen if self.caches else done
+        at = seen.block * BLOCK_BYTES
+        self.image[at : at + len(seen.data)] = seen.data
+        self._journal.add(done)
 
     def flush(self) -> None:
         self.fault("flush", 0)
-        self._journal.add(Flush(self._drive))
+        self._journal.add(Flush(NOWHERE if self.lie("flush", 0) is None else self._drive))
 
     def check_present(self) -> None:
         self.fault("look", 0)

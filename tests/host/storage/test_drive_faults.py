@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -98,6 +98,25 @@ def test_an_error_of_a_read_is_raised_and_nothing_is_lost() -> None:
         store.read("p", bytearray(NBYTES))
     assert (caught.value.action, caught.value.errno) == ("read", errno.EIO)
     assert contents(store) == {"p": new}
+
+
+def test_a_read_behind_a_write_that_fails_returns_no_older_bytes() -> None:
+    store, places = open_images(memory_set(1, 32), queue_depth=1)
+    store.add("p", 5)
+    store.write("p", b"first")
+    go_on = threading.Event()
+
+    def fail_late(action: str, block: int) -> None:
+        if action == "write":
+            go_on.wait(30)
+            raise DriveIOError("memory", action, block, OSError(errno.EIO, "late"))
+
+    places[0].fault = fail_late
+    transfer = store.submit_write("p", b"later")  # to the same blocks
+    threading.Timer(0.05, go_on.set).start()
+    with pytest.raises(FailedGenerationError):
+        store.read("p", bytearray(5))
+    assert isinstance(transfer.error, DriveIOError)
 
 
 def test_a_part_that_cannot_read_the_rest_fails() -> None:
@@ -264,6 +283,45 @@ def test_both_copies_of_a_superblock_lost_are_said(generation: int) -> None:
     report = check_drives([MemoryBlocks(image, at) for at, image in enumerate(damaged)])
     assert not report.whole
     assert report.problems == [message]
+
+
+def commits_with_lost_writes(blocks: Sequence[int], commits: int) -> tuple[list[bytes], bytes]:
+    """Drives after more commits, of which every write to these blocks was acknowledged and lost;
+    and what was written last."""
+    images, _, data = two_generations()
+    store, places = open_images(images)
+    places[0].caches = False
+    places[0].lie = lambda action, block: None if (action, block) in lost else block
+    lost = {("write", block) for block in blocks}
+    for number in range(commits):
+        data = bytes([number]) * EXTENT + data[EXTENT:]
+        store.write("p", data[:EXTENT])
+        assert store.commit() == 3 + number
+    store.close()
+    return images_of(places), data
+
+
+def test_a_lost_write_of_a_superblock_is_said_and_costs_no_step() -> None:
+    images, data = commits_with_lost_writes(SLOTS[1:], 1)
+    store, message = opened_with_warning(images, {})
+    assert f"block {SLOTS[1]}: it is of generation 1" in message
+    assert "nothing is lost" in message
+    assert (store.generation, contents(store)) == (3, {"p": data})
+    report = check_drives([MemoryBlocks(image, at) for at, image in enumerate(images)])
+    assert report.problems == [message]
+    reopened(store)  # mended: no warning
+
+
+def test_a_generation_that_a_later_one_overwrote_costs_no_step() -> None:
+    """Both copies of superblock 3 are lost: that of generation 1 still names its blocks."""
+    images, data = commits_with_lost_writes(copies(SLOTS[1], 32), 2)
+    store, _ = open_images(images)
+    assert (store.generation, contents(store)) == (4, {"p": data})
+    assert [*store.generations] == [4]
+    (note,) = store.notes
+    assert note.startswith("generation 1: generation 4 has blocks of it")
+    store.write("p", data)
+    assert store.commit() == 5
 
 
 def test_a_second_copy_that_cannot_be_written_is_said_and_the_commit_counts() -> None:

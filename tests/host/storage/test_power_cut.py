@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from nearstep.storage.blocks import BLOCK_BYTES
-from nearstep.storage.drive import Drive
 from nearstep.storage.drive_errors import ForeignDriveError, NotADriveError, StorageError
 from nearstep.storage.drive_set import create_set
-from nearstep.storage.extents import EXTENT as EXTENTS
-from nearstep.storage.store import Store
-from nearstep.storage.transaction import Transaction
 from nearstep_sim.models.drive import Journal, MemoryBlocks, Write, after_cut, every_cut, unflushed
 
 from .drives import (
@@ -27,6 +24,14 @@ from .drives import (
     open_images,
     random_bytes,
     reopened,
+)
+from .mistakes import (
+    both_copies_at_once,
+    over_the_last_generation,
+    over_the_last_superblock,
+    without_a_flush_when_it_is_opened,
+    without_flush_of_the_payload,
+    without_flushes,
 )
 
 
@@ -166,6 +171,32 @@ def test_a_cut_behind_every_write_of_two_drives_leaves_one_generation() -> None:
     assert cut_everywhere(small(2), most=4, every=1, go_on=16) > 250
 
 
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_cut_while_an_older_generation_goes_on_is_not_called_damage(gives_up: bool) -> None:
+    before = Recorded(memory_set(1, 24))
+    before.add("p", 5_000)
+    for number in (1, 2):
+        before.write("p", bytes([number]) * 5_000)
+        before.commit()
+    images, journal = images_of(before.store), Journal()
+    store, _ = open_images(images, journal, generation=1, queue_depth=1)
+    if gives_up:
+        store.drop_other()
+    store.write("p", b"\3" * 5_000)
+    store.commit()
+    store.close()
+    found, rng = set(), random.Random(4)
+    for cut in range(len(journal.events) + 1):
+        events = journal.events[:cut]
+        for kept in every_cut(events, 64, rng):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                store, _ = open_images(after_cut(images, events, kept), queue_depth=1)
+            found.add((store.generation, contents(store)["p"][0]))
+            store.close()
+    assert found == {(1, 1), (2, 2), (3, 3)}
+
+
 @pytest.mark.parametrize("drives", [1, 2])
 def test_a_cut_while_drives_are_made_leaves_them_new_or_none(drives: int) -> None:
     """On drives that had another set before: of that nothing is to be seen again."""
@@ -202,62 +233,6 @@ def test_cuts_of_long_lives(seed: int) -> None:
 
 def test_cuts_of_a_long_life() -> None:
     assert cut_everywhere(large(3), most=2, every=20, go_on=8) > 20
-
-
-def without_flushes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Drive, "flush_job", lambda drive, bounces: None)
-
-
-def without_flush_of_the_payload(patch: pytest.MonkeyPatch) -> None:
-    write = Store._write_index
-
-    def not_flushed(store: Store, *arguments: object) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            without_flushes(inner)
-            write(store, *arguments)
-
-    patch.setattr(Store, "_write_index", not_flushed)
-
-
-def without_a_flush_when_it_is_opened(patch: pytest.MonkeyPatch) -> None:
-    make = Store.__init__
-
-    def not_flushed(store: Store, *arguments: object, **options: object) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            without_flushes(inner)
-            make(store, *arguments, **options)
-
-    patch.setattr(Store, "__init__", not_flushed)
-
-
-def over_the_last_superblock(patch: pytest.MonkeyPatch) -> None:
-    write = Store._write_slot
-
-    def written(store: Store, slot: int, *rest: object, **options: object) -> None:
-        write(store, store._transaction.current.slot, *rest, **options)
-
-    patch.setattr(Store, "_write_slot", written)
-
-
-def both_copies_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Of a superblock: the second one before the first one is on the drive."""
-    write = Store._write_slot
-
-    def written(store: Store, slot: int, *rest: object, **options: object) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            without_flushes(inner)
-            write(store, slot, *rest, **options)
-
-    patch.setattr(Store, "_write_slot", written)
-
-
-def over_the_last_generation(patch: pytest.MonkeyPatch) -> None:
-    """Blocks are free as soon as the next generation does not need them."""
-
-    def used(transaction: Transaction) -> list[object]:
-        return [each.table.rows for each in transaction.tensors.values()] or [np.empty(0, EXTENTS)]
-
-    patch.setattr(Transaction, "_used", used)
 
 
 @pytest.mark.parametrize(

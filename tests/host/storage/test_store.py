@@ -563,3 +563,30 @@ def test_a_power_cut_leaves_a_kept_generation_as_it_was(rng) -> None:
             cut.close()
             cuts += 1
     assert cuts > 40
+
+
+def test_a_part_of_an_extent_is_written_where_only_single_blocks_are_free(rng) -> None:
+    """The extent is split, and bytes lie in one of its pieces alone, at any place."""
+    store, checks = new(1, 40), 0
+    for number in range(20):
+        store.add(f"small {number}", 10)
+        store.write(f"small {number}", b"small")
+    store.commit()
+    for number in range(0, 20, 2):
+        store.remove(f"small {number}")
+    for _ in range(2):
+        store.commit()
+    rest = store.free_bytes - 8 * BLOCK_BYTES  # the largest gap, with blocks of indices
+    store.add("rest", rest)
+    store.write("rest", bytes(rest))
+    for offset in (0, 5, BLOCK_BYTES - 3, BLOCK_BYTES, BLOCK_BYTES + 4, 2 * BLOCK_BYTES - 444):
+        store.add("split", EXTENT)
+        expected = bytearray(EXTENT)
+        for begin, data in ((offset, random_bytes(rng, 444)), (7, b"once more")):
+            store.write("split", data, begin)
+            expected[begin : begin + len(data)] = data
+        assert len(store.tensors["split"].table) == 2
+        assert contents(store)["split"] == expected
+        store.remove("split")
+        checks += 1
+    assert checks == 6
