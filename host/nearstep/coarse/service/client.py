@@ -133,6 +133,7 @@ class Client:
         kind: str = "",
         turn: int = 0,
         addends: int = 0,
+        form: messages.FormName = "fp32",
     ) -> Exchange:
         """Open a tensor that all clients sum; all clients open exchanges in the same order.
 
@@ -148,11 +149,13 @@ class Client:
         addends : arrays that each client pushes for an exact sum or average of all of them, which
             is rounded once, to `wire`; equal on all clients. 0: one array, summed in the order of
             the rings.
+        form : format of the pushed arrays and of the result, which is rounded to it once, after the
+            sum in float32; equal on all clients. It changes no other bit.
 
         Raises
         ------
         ExactSumError : more than 1024 addends in all; nothing was sent.
-        RefusedError : the devices do not have this exact sum.
+        RefusedError : the devices do not have this exact sum, or an update in `form`.
         UnlikeError : the clients open different tensors; names the clients of each.
         DeviceMemoryError : the devices have no memory for the tensor.
         OrderError : another client sums a different tensor in this turn.
@@ -169,7 +172,7 @@ class Client:
         with self._lock:
             number = self._exchanges
             self._exchanges += 1
-        memory = self._arena.take(Layout.of(elements, chosen, addends).nbytes)
+        memory = self._arena.take(Layout.of(elements, chosen, addends, form).nbytes)
         opened = messages.Open(
             number,
             elements,
@@ -183,6 +186,7 @@ class Client:
             turn,
             memory.offset,
             addends,
+            form,
         )
         return Exchange(self._replies, self._arena, memory, opened)
 

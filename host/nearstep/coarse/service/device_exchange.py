@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from nearstep.buffer import Buffer
 from nearstep.coarse.errors import ExactSumError
 from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
 from nearstep.coarse.rings import Addends, Pending, RingJob
+from nearstep.coarse.service.forms import narrow, widened
 from nearstep.coarse.service.key_value import hyper_of
 from nearstep.coarse.service.messages import Open
 from nearstep.coarse.service.plan import IDENTITIES, Job, Layout, plan
@@ -86,7 +88,8 @@ class DeviceExchange:
     Raises
     ------
     ArgumentError : without an update, a single device; with one, an operation other than `average`,
-        or several clients on a single device without the rule that adds their arrays.
+        a format other than fp32, or several clients on a single device without the rule that adds
+        their arrays.
     """
 
     def __init__(
@@ -106,6 +109,8 @@ class DeviceExchange:
             pool.check_exact(first.operation, first.wire, self.count * pool.devices)
         elif stored is None:
             pool.check_ring("sum tensors of clients")
+        elif first.form != "fp32":
+            raise ArgumentError(f"format of an update must be fp32, not {first.form}")
         elif first.operation != "average":
             raise ArgumentError(f"operation of an update must be average, not {first.operation}")
         elif pool.devices == 1 and len(sessions) > 1:
@@ -118,7 +123,8 @@ class DeviceExchange:
         self.pool = pool
         self.opened = dict(opened)
         self.sessions = dict(sessions)
-        self.layout = Layout.of(first.elements, first.shard_bytes, first.addends)
+        self.form = first.form
+        self.layout = Layout.of(first.elements, first.shard_bytes, first.addends, first.form)
         self._memory = {
             rank: each.memory(opened[rank], self.layout.nbytes) for rank, each in sessions.items()
         }
@@ -172,7 +178,7 @@ class DeviceExchange:
             values[at] = buffer = device.alloc(size, channel=at)
             changed = devices == 1 and rank == 0  # the other arrays are added to this one
             given = self.layout.room(self._memory[rank], place, result=False)
-            if not changed and buffer.lend(given):
+            if not changed and self._lend(buffer, given):
                 room.lent_in.add(rank)
         for stage in self.stages:
             for job in stage:
@@ -184,7 +190,7 @@ class DeviceExchange:
         for at, rank in first.items() if self.stored is None else ():
             found = room.buffers[self.result][at]
             data = self.layout.room(self._memory[rank], place, result=True)
-            if found is not None and found.lend(data, writes=True):
+            if found is not None and self._lend(found, data, writes=True):
                 room.lent_out.add(rank)
 
     def _furnish_exact(self, place: int, room: Room) -> None:
@@ -196,8 +202,12 @@ class DeviceExchange:
             room.arrays.append(arrays)
             arrays[self.places.count(device) * self.addends * size :].fill(-0.0)
         for rank, memory in self._memory.items():
-            if self._rows(room, rank).lend(self.layout.room(memory, place, result=False)):
+            if self._lend(self._rows(room, rank), self.layout.room(memory, place, result=False)):
                 room.lent_in.add(rank)
+
+    def _lend(self, buffer: Buffer, data: NDArray[Any], *, writes: bool = False) -> bool:
+        form = None if self.form == "fp32" else self.form
+        return buffer.lend(data, writes=writes, form=form)
 
     def _rows(self, room: Room, rank: int) -> Buffer:
         """Return the arrays of a client."""
@@ -215,7 +225,7 @@ class DeviceExchange:
         """Record a pushed shard, and copy it to the client's device unless the memory is lent."""
         shard.room.holder = shard
         if rank not in shard.room.lent_in:
-            data = self.layout.pushed(self._memory[rank], shard.number)
+            data = widened(self.layout.pushed(self._memory[rank], shard.number), self.form)
             if self.addends:
                 rows, size = self._rows(shard.room, rank), self.layout.place_elements
                 for index, row in enumerate(np.atleast_2d(data)):
@@ -238,7 +248,13 @@ class DeviceExchange:
             part = slice(shard.start, shard.stop)
             self.stored.tensors[PARAMETERS].front(place)[part].read(data)
         elif rank not in shard.room.lent_out:
-            self._buffer(shard, self.result, place).read(data)
+            held = [each for each in shard.room.lent_out if self.places[each] == place]
+            if held:  # the device has written the result of another client
+                data[...] = self.layout.pulled(self._memory[held[0]], shard.number)
+            elif self.form == "fp32":
+                self._buffer(shard, self.result, place).read(data)
+            else:
+                narrow(self._buffer(shard, self.result, place).read(), self.form, data)
         return data.view(np.uint8)
 
     def group(self, shard: Shard) -> int:
@@ -277,7 +293,7 @@ class DeviceExchange:
         addends = None
         if self.addends:
             divisor = self.addends * len(self.sessions) if average else 1
-            addends = Addends(self.count, self.layout.place_bytes, divisor)
+            addends = Addends(self.count, 4 * self.layout.place_elements, divisor)
         sources: list[Buffer | None] = [*shard.room.arrays] or [
             self._identities[device] if value is None else buffers[value][device]
             for device, value in enumerate(job.inputs)

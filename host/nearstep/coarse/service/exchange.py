@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +39,7 @@ class Exchange:
         self.version = 0
         self._step, self._hyper, self._turn = 0, "", 0
         self._sent: set[int] = set()  # shards of this version
-        self._layout = Layout.of(opened.elements, opened.shard_bytes, opened.addends)
+        self._layout = Layout.of(opened.elements, opened.shard_bytes, opened.addends, opened.form)
         self.shards = self._layout.shards
         self._replies, self._arena, self._memory = replies, arena, memory
         results = [self.pulled(shard).view(np.uint8) for shard in range(len(self.shards))]
@@ -51,15 +52,15 @@ class Exchange:
             arena.give(memory)
             raise
 
-    def pushed(self, shard: int) -> NDArray[np.float32]:
-        """Return the memory to fill before `push` of a shard; float32.
+    def pushed(self, shard: int) -> NDArray[Any]:
+        """Return the memory to fill before `push` of a shard: float32, or patterns of uint16.
 
         Of several addends its shape is (addends, elements of the shard). Shards share places:
         filling one overwrites an earlier shard (see `Layout`).
         """
         return self._layout.pushed(self._memory.data, shard)
 
-    def pulled(self, shard: int) -> NDArray[np.float32]:
+    def pulled(self, shard: int) -> NDArray[Any]:
         """Return the memory of a shard's result; a later shard that shares its place overwrites
         it."""
         return self._layout.pulled(self._memory.data, shard)
@@ -148,13 +149,14 @@ class Exchange:
             self._sums.refused = None
             raise refusal(refused.kind, refused.detail)
 
-    def reduce(self, array: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    def reduce(self, array: NDArray[Any], out: NDArray[Any]) -> None:
         """Push an array, and pull the sum of all clients' arrays.
 
         Parameters
         ----------
-        array, out : float32, of shape (elements,), contiguous; may be the same array. Of several
-            addends `array` has the shape (addends, elements).
+        array, out : float32, or patterns of uint16 of a format of 16 bits, of shape (elements,),
+            contiguous; may be the same array. Of several addends `array` has the shape (addends,
+            elements).
 
         Raises
         ------
@@ -163,7 +165,7 @@ class Exchange:
         addends = self._layout.addends
         given = (addends, self.elements) if addends > 1 else (self.elements,)
         for each, shape in ((array, given), (out, (self.elements,))):
-            if each.shape != shape or each.dtype != np.float32:
+            if each.shape != shape or each.dtype != self._layout.dtype:
                 raise ShapeError("array", shape, each.shape)
         self.run(
             lambda part, start, stop: np.copyto(part, array[..., start:stop]),
@@ -172,8 +174,8 @@ class Exchange:
 
     def run(
         self,
-        fill: Callable[[NDArray[np.float32], int, int], object],
-        take: Callable[[NDArray[np.float32], int, int], object],
+        fill: Callable[[NDArray[Any], int, int], object],
+        take: Callable[[NDArray[Any], int, int], object],
         *,
         step: int = 0,
         hyper: str = "",

@@ -134,6 +134,8 @@ class TrainingJob:
         for rank, each in sorted(said.items()):
             text = f"{each.operation} of {each.elements} elements, wire {each.wire}, "
             text += f"shards of {each.shard_bytes} bytes"
+            if each.form != "fp32":
+                text += f", in {each.form}"
             if each.addends:
                 text += f", exact of {each.addends} addends each"
             if each.kind:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union
 
 from msgspec import Meta, Struct
 
-VERSION = 8
+VERSION = 9
 """Version of the protocol; both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -18,6 +18,7 @@ Name = Annotated[str, Meta(max_length=256)]
 Secret = Annotated[bytes, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=1 << 16)]
 ReduceOpName = Literal["sum", "average", "max"]
+FormName = Literal["fp32", "fp16", "bf16"]
 
 
 class Message(Struct, tag=True, forbid_unknown_fields=True):
@@ -115,7 +116,8 @@ class Update(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Open(FromClient):
-    """Open a tensor of `elements` float32 that all clients sum.
+    """Open a tensor of `elements` that all clients sum, in float32; `form` is their format in the
+    segment.
 
     The segment has, from `offset` on, slots for shards that the client pushes, and then as many for
     the results (`plan.Layout`): the sum, or with `update` the parameters after a step with the
@@ -135,6 +137,7 @@ class Open(FromClient):
     turn: Number = 0
     offset: Number = 0
     addends: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    form: FormName = "fp32"
 
 
 class Opened(FromService):

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.coarse.routing import partition
+from nearstep.coarse.service.forms import DTYPES
 from nearstep.coarse.service.shared_memory import PAGE_BYTES
 
 IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
@@ -93,23 +94,25 @@ class Layout:
     places : number of places for pushed shards, and of places for results.
     place_bytes : size of a place for one array, in whole pages.
     addends : arrays of a pushed shard, each in a place of its own, one after another.
+    dtype : of the elements in memory.
     """
 
     shards: Sequence[tuple[int, int]]
     places: int
     place_bytes: int
     addends: int = 1
+    dtype: np.dtype[Any] = DTYPES["fp32"]
 
     @classmethod
-    def of(cls, elements: int, shard_bytes: int, addends: int = 0) -> Self:
-        """Return the layout of a tensor of float32, cut by `routing.partition`; 0 addends are one
-        array, too."""
-        cut = partition(4 * elements, shard_bytes)
-        longest = max(each.nbytes for each in cut)
+    def of(cls, elements: int, shard_bytes: int, addends: int = 0, form: str = "fp32") -> Self:
+        """Return the layout of a tensor, cut by `routing.partition` as one of float32, whatever its
+        format; 0 addends are one array, too."""
+        cut, dtype = partition(4 * elements, shard_bytes), DTYPES[form]
+        longest = max(each.nbytes for each in cut) // 4 * dtype.itemsize
         place_bytes = -(-longest // PAGE_BYTES) * PAGE_BYTES
         places = min(len(cut), max(LEAST_PLACES, WINDOW_BYTES // max(1, place_bytes)))
         shards = [(each.offset // 4, (each.offset + each.nbytes) // 4) for each in cut]
-        return cls(shards, places, place_bytes, max(1, addends))
+        return cls(shards, places, place_bytes, max(1, addends), dtype)
 
     @property
     def nbytes(self) -> int:
@@ -118,17 +121,17 @@ class Layout:
 
     @property
     def place_elements(self) -> int:
-        """Capacity of a place, in float32 elements."""
-        return self.place_bytes // 4
+        """Capacity of a place, in elements."""
+        return self.place_bytes // self.dtype.itemsize
 
-    def room(self, memory: NDArray[np.uint8], place: int, *, result: bool) -> NDArray[np.float32]:
+    def room(self, memory: NDArray[np.uint8], place: int, *, result: bool) -> NDArray[Any]:
         """Return a place for pushed arrays, one after another, or for a result."""
         first = self.addends * self.places + place if result else self.addends * place
         count = 1 if result else self.addends
         start = first * self.place_bytes
-        return memory[start : start + count * self.place_bytes].view(np.float32)
+        return memory[start : start + count * self.place_bytes].view(self.dtype)
 
-    def pushed(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
+    def pushed(self, memory: NDArray[np.uint8], shard: int) -> NDArray[Any]:
         """Return a shard's pushed array in a client's memory; of several addends, of shape
         (addends, elements)."""
         start, stop = self.shards[shard]
@@ -140,9 +143,10 @@ class Layout:
         """Return the bytes of a client's memory from the first to the last of a pushed shard."""
         start, stop = self.shards[shard]
         room = self.room(memory, shard % self.places, result=False).view(np.uint8)
-        return room[: (self.addends - 1) * self.place_bytes + 4 * (stop - start)]
+        own = self.dtype.itemsize * (stop - start)
+        return room[: (self.addends - 1) * self.place_bytes + own]
 
-    def pulled(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
+    def pulled(self, memory: NDArray[np.uint8], shard: int) -> NDArray[Any]:
         """Return a shard's result in a client's memory."""
         start, stop = self.shards[shard]
         return self.room(memory, shard % self.places, result=True)[: stop - start]

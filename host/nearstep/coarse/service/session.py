@@ -80,7 +80,7 @@ class Session:
                     f"at most {MAX_SHARDS} shards",
                     f"{message.elements} elements in shards of {message.shard_bytes} bytes",
                 )
-            layout = Layout.of(message.elements, message.shard_bytes, message.addends)
+            layout = Layout.of(message.elements, message.shard_bytes, message.addends, message.form)
             self.memory(message, layout.nbytes)
             if not self.connection.is_shared:
                 self._opened[message.exchange] = message, layout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from nearstep.coarse.routing import (
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.errors import DeviceMemoryError
 from nearstep.coarse.service.exchange import Exchange
-from nearstep.coarse.service.messages import ReduceOpName
+from nearstep.coarse.service.messages import FormName, ReduceOpName
 from nearstep.scalars import check_whole
 
-EXACT_FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
-"""Formats that exact sums of tensors of 16 bits are rounded to."""
+FORMS: Mapping[str, FormName] = {"float16": "fp16", "bfloat16": "bf16"}
+"""Formats of dtypes of 16 bits: of tensors in memory, and of their exact sums."""
 
 KEPT_BYTES = 1 << 29
 """Device memory of cached exchanges above which the oldest are evicted, in bytes."""
@@ -121,11 +121,12 @@ class Exchanges:
             kind=kind,
             turn=turn,
             addends=addends,
+            form=FORMS.get(kind, "fp32"),
         )
 
     def _format(self, kind: str) -> str:
         """Return the format of an exact sum of tensors of this dtype."""
-        own = EXACT_FORMATS.get(kind, self.wire)
+        own = FORMS.get(kind, self.wire)
         if self.wire not in ("fp32", own):
             raise ExactSumError("wire", f"fp32 or {own}, the format of {kind}", repr(self.wire))
         return own

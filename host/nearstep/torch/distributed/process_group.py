@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import (
     BroadcastOptions,
@@ -599,9 +600,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._sums += 1
         kind = str(source.dtype).removeprefix("torch.")
         exchange = self.exchanges.take(source.shape[-1], operation, kind, self._sums, addends)
+
+        def values(part: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(part).view(source.dtype)
+
         exchange.run(
-            lambda part, start, stop: torch.from_numpy(part).copy_(source[..., start:stop]),
-            lambda part, start, stop: take(start, stop, torch.from_numpy(part)),
+            lambda part, start, stop: values(part).copy_(source[..., start:stop]),
+            lambda part, start, stop: take(start, stop, values(part)),
             turn=self._sums,
         )
         self.ring_bytes += 4 * source.numel()
