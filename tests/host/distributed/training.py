@@ -203,6 +203,8 @@ def _train(case: Case, opened: ExitStack) -> Result:
         taken = case.steps * min(case.m, nbytes)
         assert taken - case.steps * 2048 < dual.device_bytes <= taken
         assert dual.device_bytes + dual.worker_bytes == case.steps * nbytes
+    if case.kind == "fsdp" and isinstance(group, CoarseProcessGroup):
+        assert group.gathered_bytes > 0
     if state is not group:
         state.shutdown()
     elif isinstance(group, CoarseProcessGroup):

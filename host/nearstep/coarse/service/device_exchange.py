@@ -16,9 +16,10 @@ from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
 from nearstep.coarse.rings import Addends, Pending, RingJob
 from nearstep.coarse.service.forms import narrow, widened
 from nearstep.coarse.service.key_value import hyper_of
-from nearstep.coarse.service.messages import Open
+from nearstep.coarse.service.messages import Open, Operation
 from nearstep.coarse.service.plan import IDENTITIES, Job, Layout, plan
 from nearstep.coarse.service.session import Session
+from nearstep.coarse.service.shared_memory import SharedMemory
 from nearstep.coarse.split import Part
 from nearstep.coarse.stored import ADDING_RULE, PARAMETERS, AllOf, StoredParameters
 from nearstep.errors import ArgumentError
@@ -83,6 +84,7 @@ class DeviceExchange:
     Attributes
     ----------
     job : name of the clients' job.
+    common : memory of a gather, shared by all clients; it uses no device. None: clients sum.
     places : device of each client, by rank.
 
     Raises
@@ -103,7 +105,11 @@ class DeviceExchange:
         self.addends = first.addends
         on = Counter(each.device for each in opened.values())
         self.count = first.addends * max(on.values())
-        if first.addends:
+        is_gather = first.operation == "gather"
+        if is_gather:
+            if stored is not None or first.addends:
+                raise ArgumentError("operation of an update or exact sum must not be gather")
+        elif first.addends:
             if stored is not None:
                 raise ExactSumError("result", "that of the sum", "an update")
             pool.check_exact(first.operation, first.wire, self.count * pool.devices)
@@ -118,18 +124,22 @@ class DeviceExchange:
         self.stored = stored
         self.job = sessions[0].job
         self.number = first.exchange
-        self.operation = first.operation if stored is None else "sum"  # the update scales the sum
+        self.operation: Operation = first.operation if stored is None else "sum"
+        """The update scales the sum."""
         self.wire = first.wire
         self.pool = pool
         self.opened = dict(opened)
         self.sessions = dict(sessions)
         self.form = first.form
-        self.layout = Layout.of(first.elements, first.shard_bytes, first.addends, first.form)
+        self.layout = Layout.opened(first, len(sessions))
+        self.common = SharedMemory(self.layout.common_bytes) if is_gather else None
         self._memory = {
             rank: each.memory(opened[rank], self.layout.nbytes) for rank, each in sessions.items()
         }
         self.places = [opened[rank].device for rank in range(len(opened))]
         self.stages = plan(self.places, pool.devices, exact=bool(first.addends))
+        if is_gather:
+            self.stages = ()
         self.shards: list[Shard] = []
         self._rooms: list[Room] = []
         self._identities: dict[int, Buffer] = {}
@@ -169,6 +179,9 @@ class DeviceExchange:
 
     def _furnish(self, place: int, room: Room) -> None:
         """Allocate a place's buffers, or let the devices use the clients' memory instead."""
+        if self.common is not None:  # nothing has to be copied
+            room.lent_in, room.lent_out = {*self.sessions}, {*self.sessions}
+            return
         device, devices, size = self.pool.device, self.pool.devices, self.layout.place_elements
         if self.addends:
             self._furnish_exact(place, room)
@@ -314,6 +327,8 @@ class DeviceExchange:
 
     def free(self) -> None:
         """Free the memory of the devices; no job of the exchange may be running."""
+        if self.common is not None:
+            self.common.close()
         for room in self._rooms:
             for arrays in room.arrays:
                 for start in range(0, arrays.size, self.addends * self.layout.place_elements):

@@ -27,6 +27,7 @@ class Exchange:
     Parameters
     ----------
     memory : allocation in `arena` for pushed shards and results; freed by `close`.
+    rank, clients : of the client.
 
     Attributes
     ----------
@@ -34,15 +35,27 @@ class Exchange:
     version : number of `begin` calls.
     """
 
-    def __init__(self, replies: Replies, arena: Arena, memory: Allocation, opened: Open) -> None:
+    def __init__(
+        self,
+        replies: Replies,
+        arena: Arena,
+        memory: Allocation,
+        opened: Open,
+        rank: int,
+        clients: int,
+    ) -> None:
+        self._rank = rank
         self.number, self.elements = opened.exchange, opened.elements
         self.version = 0
         self._step, self._hyper, self._turn = 0, "", 0
         self._sent: set[int] = set()  # shards of this version
-        self._layout = Layout.of(opened.elements, opened.shard_bytes, opened.addends, opened.form)
+        self._layout = Layout.opened(opened, clients)
         self.shards = self._layout.shards
         self._replies, self._arena, self._memory = replies, arena, memory
-        results = [self.pulled(shard).view(np.uint8) for shard in range(len(self.shards))]
+        results = [
+            self._layout.pulled(memory.data, shard).view(np.uint8)
+            for shard in range(len(self.shards))
+        ]
         self._sums = replies.sums[self.number] = Sums(results)
         try:
             replies.send(opened)
@@ -53,16 +66,24 @@ class Exchange:
             raise
 
     def pushed(self, shard: int) -> NDArray[Any]:
-        """Return the memory to fill before `push` of a shard: float32, or patterns of uint16.
+        """Return the memory to fill before `push`: float32, patterns of uint16, or bytes.
 
         Of several addends its shape is (addends, elements of the shard). Shards share places:
         filling one overwrites an earlier shard (see `Layout`).
         """
+        if self._sums.common is not None:
+            own: NDArray[Any] = self.pulled(shard)[self._rank]
+            return own
         return self._layout.pushed(self._memory.data, shard)
 
     def pulled(self, shard: int) -> NDArray[Any]:
-        """Return the memory of a shard's result; a later shard that shares its place overwrites
-        it."""
+        """Return the memory of a shard's result; a later shard that shares its place overwrites it.
+
+        Of a gather it is read only, of shape (clients, bytes), and overwritten after this client's
+        push of a later shard or version.
+        """
+        if self._sums.common is not None:
+            return self._layout.slot(self._sums.common, self.version, shard)
         return self._layout.pulled(self._memory.data, shard)
 
     @property

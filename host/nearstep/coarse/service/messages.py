@@ -18,6 +18,7 @@ Name = Annotated[str, Meta(max_length=256)]
 Secret = Annotated[bytes, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=1 << 16)]
 ReduceOpName = Literal["sum", "average", "max"]
+Operation = ReduceOpName | Literal["gather"]
 FormName = Literal["fp32", "fp16", "bf16"]
 
 
@@ -123,11 +124,14 @@ class Open(FromClient):
     the results (`plan.Layout`): the sum, or with `update` the parameters after a step with the
     average of the gradients. `kind` describes the tensor, such as its dtype. `turn`: see `Push`.
     `addends`: arrays that each client pushes, of an exact sum; 0: a sum in the order of the rings.
+
+    A `gather` sums nothing: each client pushes `elements` bytes, to memory that the service shares
+    with all clients, and gets those of all.
     """
 
     exchange: Number
     elements: Annotated[int, Meta(ge=1, le=1 << 40)]
-    operation: ReduceOpName
+    operation: Operation
     wire: Name
     segment: Number
     device: Number
@@ -139,12 +143,21 @@ class Open(FromClient):
     addends: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
     form: FormName = "fp32"
 
+    @property
+    def amount(self) -> str:
+        """The number of elements, with their unit."""
+        return f"{self.elements} {'bytes' if self.operation == 'gather' else 'elements'}"
+
 
 class Opened(FromService):
-    """All clients have opened the exchange, which updates the values of the names `kept`."""
+    """All clients have opened the exchange, which updates the values of the names `kept`.
+
+    `common` : bytes of the memory of a gather, whose descriptor is sent with the message.
+    """
 
     exchange: Number
     kept: list[Name] = []
+    common: Number = 0
 
 
 class Push(FromClient):

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from nearstep.coarse.routing import partition
 from nearstep.coarse.service.forms import DTYPES
+from nearstep.coarse.service.messages import Open
 from nearstep.coarse.service.shared_memory import PAGE_BYTES
 
 IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
@@ -31,6 +32,10 @@ window stays in the processor's caches."""
 
 LEAST_PLACES = 4
 """Places in which one shard is filled, one summed, one waits, and one is read."""
+
+
+GATHER_PLACES = 2
+"""Places of a gather: one is filled while the other is read."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,10 @@ class Layout:
 
     A shard may be pushed when the earlier shard in its place was returned.
 
+    Of a gather all clients share memory of twice as many slots, used in turn by the shards of all
+    versions; a slot has a place of each client. When the shard `places` ahead of a slot's earlier
+    one was returned, all clients have pushed that, and so have read the slot.
+
     Attributes
     ----------
     shards : elements [start, stop) of each.
@@ -95,6 +104,7 @@ class Layout:
     place_bytes : size of a place for one array, in whole pages.
     addends : arrays of a pushed shard, each in a place of its own, one after another.
     dtype : of the elements in memory.
+    gathers : clients of a gather; 0: clients sum.
     """
 
     shards: Sequence[tuple[int, int]]
@@ -102,6 +112,18 @@ class Layout:
     place_bytes: int
     addends: int = 1
     dtype: np.dtype[Any] = DTYPES["fp32"]
+    gathers: int = 0
+
+    @classmethod
+    def opened(cls, opened: Open, clients: int) -> Self:
+        """Return the layout of an exchange."""
+        if opened.operation != "gather":
+            return cls.of(opened.elements, opened.shard_bytes, opened.addends, opened.form)
+        cut = partition(opened.elements, opened.shard_bytes)
+        pages = -(-max(each.nbytes for each in cut) // PAGE_BYTES)
+        shards = [(each.offset, each.offset + each.nbytes) for each in cut]
+        places = min(len(cut), GATHER_PLACES)
+        return cls(shards, places, pages * PAGE_BYTES, 1, np.dtype(np.uint8), clients)
 
     @classmethod
     def of(cls, elements: int, shard_bytes: int, addends: int = 0, form: str = "fp32") -> Self:
@@ -116,8 +138,22 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a client's memory for all places."""
+        """Bytes of a client's own memory for all places."""
+        if self.gathers:
+            return 0
         return (self.addends + 1) * self.places * self.place_bytes
+
+    @property
+    def common_bytes(self) -> int:
+        """Bytes of the memory that all clients of a gather share."""
+        return 2 * self.places * self.gathers * self.place_bytes
+
+    def slot(self, common: NDArray[np.uint8], version: int, shard: int) -> NDArray[np.uint8]:
+        """Return the bytes of a shard of all clients of a gather, of shape (clients, bytes)."""
+        start, stop = self.shards[shard]
+        slots = common.reshape(2 * self.places, self.gathers, self.place_bytes)
+        number = (version - 1) * len(self.shards) + shard
+        return slots[number % len(slots), :, : stop - start]
 
     @property
     def place_elements(self) -> int:

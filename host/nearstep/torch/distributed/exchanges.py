@@ -18,7 +18,7 @@ from nearstep.coarse.routing import (
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.errors import DeviceMemoryError
 from nearstep.coarse.service.exchange import Exchange
-from nearstep.coarse.service.messages import FormName, ReduceOpName
+from nearstep.coarse.service.messages import FormName, Operation, ReduceOpName
 from nearstep.scalars import check_whole
 
 FORMS: Mapping[str, FormName] = {"float16": "fp16", "bfloat16": "bf16"}
@@ -87,10 +87,14 @@ class Exchanges:
         self._sums += 1
         return self._take(elements, operation, kind, turn, addends)
 
+    def gather(self, nbytes: int, kind: str, turn: int) -> Exchange:
+        """Return an exchange that gathers `nbytes` bytes of each process; otherwise as `take`."""
+        return self._take(nbytes, "gather", kind, turn)
+
     def _take(
         self,
         elements: int,
-        operation: ReduceOpName,
+        operation: Operation,
         kind: str = "",
         turn: int = 0,
         addends: int = 0,
@@ -111,7 +115,7 @@ class Exchanges:
         return found
 
     def _open(
-        self, elements: int, operation: ReduceOpName, kind: str, turn: int, addends: int
+        self, elements: int, operation: Operation, kind: str, turn: int, addends: int
     ) -> Exchange:
         return self.client.exchange(
             elements,
@@ -179,5 +183,8 @@ class Exchanges:
 
 
 def _nbytes(elements: int, operation: str, kind: str, addends: int) -> int:
-    """Return the device memory of an exchange for one client, in bytes, as for whole tensors."""
+    """Return the device memory of an exchange for one client, in bytes, as for whole tensors; of a
+    gather, its part of the shared memory."""
+    if operation == "gather":
+        return 2 * elements
     return 4 * elements * (1 + max(1, addends))

@@ -31,7 +31,7 @@ from nearstep.coarse.errors import ExactSumError
 from nearstep.coarse.pool import EXACT
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
-from nearstep.coarse.service.errors import JobError
+from nearstep.coarse.service.errors import JobError, UnsharedError
 from nearstep.coarse.service.messages import ReduceOpName
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import NATIVE, Gloo
@@ -64,9 +64,10 @@ OPEN: weakref.WeakSet[CoarseProcessGroup] = weakref.WeakSet()
 class CoarseProcessGroup(dist.ProcessGroup):
     """Collectives of one group of processes.
 
-    Sums, averages and maxima of float32, bfloat16 and float16 use the rings of the devices. Gloo
-    moves bytes (broadcast, gathers, scatters, all-to-all, send and recv), and does other reductions
-    with a `GlooFallbackWarning`.
+    Sums, averages and maxima of float32, bfloat16 and float16 use the rings of the devices, and
+    all-gathers into one tensor memory that the service shares with all processes. Gloo moves other
+    bytes (broadcast, gathers of lists, scatters, all-to-all, send and recv), and does other
+    reductions with a `GlooFallbackWarning`.
 
     Parameters
     ----------
@@ -83,6 +84,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     exchanges : cache and routing of the group's exchanges.
     gloo : gloo's group of the same processes.
     ring_bytes : bytes summed by the rings, in float32.
+    gathered_bytes : bytes of results gathered through the service's memory.
 
     Ref: COARSE paper, sections III-D and IV-B.
     """
@@ -103,7 +105,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self.job = job
         self._rank, self._size = rank, size
-        self.ring_bytes = 0
+        self.ring_bytes = self.gathered_bytes = 0
+        self._gathers = True
         self._release = release
         self._connected: Future[Client] = Future()
         self.exchanges = Exchanges(self._connected.result, wire)
@@ -314,7 +317,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
         pairs = list(zip(tensors_of(outputs), tensors_of(inputs), strict=True))
         for output, given in pairs:
             check_parts(given, output, self._size)
-        return self._move("_allgather_base", outputs, pairs)
+
+        def action() -> None:
+            for output, given in pairs:
+                self._gather(output, given)
+
+        return self._submit("all_gather", outputs, action, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -517,20 +525,60 @@ class CoarseProcessGroup(dist.ProcessGroup):
         options : options of each call.
         """
 
-        def action() -> None:
-            group, works = self.gloo.group, []
-            back: list[tuple[Tensor, Tensor]] = []
-            for outputs, inputs in calls:
-                places = tree_map(dense, outputs)
-                given = () if inputs is None else (tree_map(dense, inputs),)
-                works.append(getattr(group, method)(places, *given, *options))
-                back += zip(tree_leaves(outputs), tree_leaves(places), strict=True)
-            self.gloo.wait(works)
-            for output, place in back:
-                if not output.is_contiguous():
-                    output.copy_(place)
+        return self._submit(method, result, lambda: self._by_gloo(method, calls, *options))
 
-        return self._submit(method, result, action)
+    def _by_gloo(self, method: str, calls: Sequence[tuple[Any, Any]], *options: Any) -> None:
+        """Run a collective of gloo, as of `_move`, and wait for it."""
+        group, works = self.gloo.group, []
+        back: list[tuple[Tensor, Tensor]] = []
+        for outputs, inputs in calls:
+            places = tree_map(dense, outputs)
+            given = () if inputs is None else (tree_map(dense, inputs),)
+            works.append(getattr(group, method)(places, *given, *options))
+            back += zip(tree_leaves(outputs), tree_leaves(places), strict=True)
+        self.gloo.wait(works)
+        for output, place in back:
+            if not output.is_contiguous():
+                output.copy_(place)
+
+    def _gather(self, output: Tensor, given: Tensor) -> None:
+        """Gather the bytes of all processes' tensors, through memory that they share.
+
+        Gloo does it if some process does not share memory with the service, and refuses shapes
+        other than that of the tensors one behind the other."""
+        exchange = None
+        nbytes = given.numel() * given.element_size()
+        shape = (self._size * given.shape[0], *given.shape[1:]) if given.dim() else None
+        plain = self._size > 1 and nbytes and output.layout == given.layout == torch.strided
+        if plain and self._gathers and output.shape == shape:
+            self._sums += 1
+            kind = str(given.dtype).removeprefix("torch.")
+            try:
+                exchange = self.exchanges.gather(nbytes, kind, self._sums)
+            except UnsharedError:  # in all processes
+                self._gathers = False
+        if exchange is None:
+            return self._by_gloo("_allgather_base", [(output, given)])
+        target = flat(output)
+        rows = target.view(torch.uint8).view(self._size, nbytes)
+        own, source = rows[self._rank], flat(given.resolve_conj().resolve_neg()).view(torch.uint8)
+        if own.data_ptr() != source.data_ptr():  # FSDP2 gathers in place
+            own.copy_(source)
+
+        def take(parts: NDArray[Any], start: int, stop: int) -> None:
+            for rank, part in enumerate(parts):
+                if rank != self._rank:
+                    rows[rank, start:stop].copy_(torch.from_numpy(part))
+
+        exchange.run(
+            lambda part, start, stop: torch.from_numpy(part).copy_(own[start:stop]),
+            take,
+            turn=self._sums,
+        )
+        self.gathered_bytes += output.numel() * output.element_size()
+        if not output.is_contiguous():
+            output.copy_(target.view(output.shape))
+        return None
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
         """Keep a reference to a work until it is over: torch alone would drop its Python object.
