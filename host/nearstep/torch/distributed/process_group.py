@@ -52,6 +52,10 @@ from nearstep.torch.distributed.tensors import (
 from nearstep.torch.distributed.untraced import untraced
 from nearstep.torch.distributed.work import CoarseWork, Lane, StridedReceive, begin, join
 
+GATHER_BYTES = 1 << 20
+"""Least size of an all-gather's result through the service's memory, in bytes: gloo takes less time
+for smaller ones."""
+
 HELD_WORKS = 1024
 """Maximum number of works kept although not yet waited for: DDP's `join` waits late."""
 
@@ -544,13 +548,14 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def _gather(self, output: Tensor, given: Tensor) -> None:
         """Gather the bytes of all processes' tensors, through memory that they share.
 
-        Gloo does it if some process does not share memory with the service, and refuses shapes
-        other than that of the tensors one behind the other."""
+        Gloo gathers less than `GATHER_BYTES`, and where some process does not share memory with the
+        service; it refuses shapes other than that of the tensors one behind the other."""
         exchange = None
         nbytes = given.numel() * given.element_size()
+        is_large = self._size * nbytes >= max(1, GATHER_BYTES)
         shape = (self._size * given.shape[0], *given.shape[1:]) if given.dim() else None
-        plain = self._size > 1 and nbytes and output.layout == given.layout == torch.strided
-        if plain and self._gathers and output.shape == shape:
+        is_plain = self._size > 1 and output.layout == given.layout == torch.strided
+        if is_large and is_plain and self._gathers and output.shape == shape:
             self._sums += 1
             kind = str(given.dtype).removeprefix("torch.")
             try:
