@@ -31,30 +31,28 @@ struct Arrays {
     const ExactFormat* formats;
 };
 
-// Elements of an array: where they are, or widened into `room`.
-const float* widened(
+// Calls `take(i, element)` for elements `at` and on of an array.
+template <class Take>
+void each(
     const Arrays<const void*>& arrays, std::size_t index, std::size_t at, std::size_t size,
-    float* __restrict room) {
+    Take take) {
+    const auto* values = static_cast<const float*>(arrays.data[index]) + at;
     const auto* patterns = static_cast<const std::uint16_t*>(arrays.data[index]) + at;
     switch (arrays.formats[index]) {
         case ExactFormat::fp32:
-            return static_cast<const float*>(arrays.data[index]) + at;
+            for (std::size_t i = 0; i < size; ++i) {
+                take(i, values[i]);
+            }
+            return;
         case ExactFormat::fp16:
             for (std::size_t i = 0; i < size; ++i) {
-                room[i] = nearstep::golden::widen_fp16(patterns[i]);
+                take(i, nearstep::golden::widen_fp16(patterns[i]));
             }
-            return room;
+            return;
         case ExactFormat::bf16:
             for (std::size_t i = 0; i < size; ++i) {
-                room[i] = nearstep::golden::widen_bf16(patterns[i]);
+                take(i, nearstep::golden::widen_bf16(patterns[i]));
             }
-    }
-    return room;
-}
-
-void add(float* __restrict sums, const float* __restrict more, std::size_t size) {
-    for (std::size_t i = 0; i < size; ++i) {
-        sums[i] += more[i];
     }
 }
 
@@ -120,7 +118,7 @@ struct Sum {
 };
 
 void sum_range(const Sum& sum, std::size_t first, std::size_t last) {
-    alignas(nearstep::line_bytes) float sums[block], room[block];
+    alignas(nearstep::line_bytes) float sums[block];
     const std::size_t whole = sum.elements - sum.elements % (sum.members * sum.entry);
     for (std::size_t at = first; at < last;) {
         const std::size_t begin = at < whole ? 0 : whole;
@@ -128,10 +126,14 @@ void sum_range(const Sum& sum, std::size_t first, std::size_t last) {
         const std::size_t number = (at - begin) / part;
         const std::size_t end = std::min(last, begin + (number + 1) * part);
         const std::size_t size = std::min(block, end - at);
-        const float* begun = widened(sum.tensors, number % sum.members, at, size, room);
-        std::memcpy(sums, begun, size * sizeof(float));
+        each(sum.tensors, number % sum.members, at, size, [&](std::size_t i, float value) {
+            sums[i] = value;
+        });
         for (std::size_t hop = 1; hop < sum.members; ++hop) {
-            add(sums, widened(sum.tensors, (number + hop) % sum.members, at, size, room), size);
+            const std::size_t next = (number + hop) % sum.members;
+            each(sum.tensors, next, at, size, [&](std::size_t i, float value) {
+                sums[i] += value;
+            });
         }
         if (sum.scales) {
             scale_all(sums, sum.scale, size);
@@ -161,7 +163,15 @@ void exact_range(const ExactSum& sum, std::size_t first, std::size_t last) {
     for (std::size_t at = first; at < last; at += block) {
         const std::size_t size = std::min(block, last - at);
         for (std::size_t member = 0; member < sum.members; ++member) {
-            tensors[member] = widened(sum.tensors, member, at, size, &rooms[member * block]);
+            float* room = &rooms[member * block];
+            tensors[member] = room;
+            if (sum.tensors.formats[member] == ExactFormat::fp32) {
+                tensors[member] = static_cast<const float*>(sum.tensors.data[member]) + at;
+                continue;
+            }
+            each(sum.tensors, member, at, size, [=](std::size_t i, float value) {
+                room[i] = value;
+            });
         }
         nearstep::golden::exact_sums<block>(
             sum.format, tensors.data(), sum.members, 0, size, sum.divisor, sums);
