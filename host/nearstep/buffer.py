@@ -104,7 +104,7 @@ class Buffer:
             if data.size:
                 self.device.backend.write_memory(self.address, data)
 
-    def lend(self, array: NDArray[Any], *, writes: bool = False) -> bool:
+    def lend(self, array: NDArray[Any], *, writes: bool = False, form: str | None = None) -> bool:
         """`write` without a copy, where the device can use memory of this process: until `end_loan`
         the kernel accesses the contiguous `array` instead of the buffer.
 
@@ -113,6 +113,8 @@ class Buffer:
         Parameters
         ----------
         writes : whether the kernel writes the buffer; it then writes `array`.
+        form : `fp16` or `bf16`: `array` has patterns of uint16 in the place of the buffer's
+            float32; they are widened when read, and rounded once when written.
 
         Returns
         -------
@@ -124,12 +126,15 @@ class Buffer:
             ClosedDeviceError : as `write`.
         """
         self.check_usable("write")
-        data = self._bytes_of(array)
+        like = self if form is None else Buffer(self.device, self.address, self.shape, np.uint16)
+        data, backend = like._bytes_of(array), self.device.backend
         with self.device.reach(self, "write"):
             self.device.check_unused(self, "write", changes=True)
-            return bool(data.size) and self.device.backend.lend_memory(
-                self.address, data, writes=writes
-            )
+            if not data.size:
+                return False
+            if form is not None:
+                return backend.lend_patterns(self.address, data, form, writes=writes)
+            return backend.lend_memory(self.address, data, writes=writes)
 
     def end_loan(self, start: int = 0) -> None:
         """End the loan, if any, that begins at element `start`; its contents are undefined then."""

@@ -282,6 +282,13 @@ class Backend(ABC):
         """
         return False
 
+    def lend_patterns(
+        self, address: int, data: NDArray[np.uint8], form: str, *, writes: bool
+    ) -> bool:
+        """`lend_memory` of patterns of 16 bits in the place of float32: widened when they are read,
+        rounded to `form`, `fp16` or `bf16`, once when they are written."""
+        return False
+
     def end_loan(self, address: int) -> None:  # noqa: B027  nothing to do where nothing is lent
         """End a loan of `lend_memory`, if any.
 

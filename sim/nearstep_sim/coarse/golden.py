@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,13 +60,15 @@ class GoldenRing:
     nbytes : of the results, on every device.
     sources : arrays of all devices; sums in fp32, and exact ones, are computed when they are
         written.
+    form : format of sources and results that are lent in 16 bits, if sums are computed so.
     result : result of all devices, if computed in full before the first write.
     written : bytes, on every device.
     least_bytes : of a step.
     """
 
     nbytes: int
-    sources: Sequence[NDArray[np.float32]]
+    sources: Sequence[coarse_cpp.Array]
+    form: str | None = None
     result: NDArray[np.uint8] | None = None
     written: int = 0
     least_bytes: int = STEP_BYTES
@@ -85,6 +88,11 @@ def _sums_as_written(job: GoldenJob) -> bool:
     if job.divisor:
         return True
     return job.wire == list(WIRE_FORMATS).index("fp32") and job.operation != ReduceOp.MAX
+
+
+def _elements(data: NDArray[np.uint8], elements: int) -> coarse_cpp.Array:
+    """Bytes as elements: patterns, if there are two for each."""
+    return data.view(np.float32 if data.size == 4 * elements else np.uint16)
 
 
 class GoldenPool(EmulatedBackend):
@@ -192,6 +200,12 @@ class GoldenPool(EmulatedBackend):
     def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:
         node, local = self._place(address, data.size)
         return node.memory.lend(local, data, writes=writes)
+
+    def lend_patterns(
+        self, address: int, data: NDArray[np.uint8], form: str, *, writes: bool
+    ) -> bool:
+        node, local = self._place(address, 2 * data.size)
+        return node.memory.lend(local, data, writes=writes, form=form)
 
     def end_loan(self, address: int) -> None:
         node, local = self._place(address, 0)
@@ -357,11 +371,12 @@ class GoldenPool(EmulatedBackend):
         if len(jobs) < self.devices or self._stuck or not self._joined[group]:
             return False
         if group not in self._rings:
-            sources = self._read_sources(jobs)
+            form = self._form(jobs) if _sums_as_written(jobs[0]) else None
+            sources = self._read_sources(jobs, form)
             if sources is None:
                 return True
             result = None if _sums_as_written(jobs[0]) else self._compute(group, sources, jobs[0])
-            self._rings[group] = GoldenRing(4 * jobs[0].elements, sources, result)
+            self._rings[group] = GoldenRing(4 * jobs[0].elements, sources, form, result)
         ring = self._rings[group]
         ring.least_bytes = WAIT_BYTES if fast else STEP_BYTES
         if not self._write_results(group, ring, jobs):
@@ -382,8 +397,23 @@ class GoldenPool(EmulatedBackend):
         ports = (node.cores[group].registers["ring.receive_port"] for node in self._nodes)
         return all(self._alive(number, port) for number, port in enumerate(ports))
 
-    def _read_sources(self, jobs: Sequence[GoldenJob]) -> list[NDArray[np.float32]] | None:
-        """Elements of each device; None if memory refused."""
+    def _form(self, jobs: Sequence[GoldenJob]) -> str | None:
+        """Format of arrays that are lent in 16 bits; if there are two, those of one are copied."""
+        return next(
+            (
+                form
+                for node, job in zip(self._nodes, jobs, strict=True)
+                for address in (job.destination, *job.sources)
+                if (form := node.memory.form(address)) is not None
+            ),
+            None,
+        )
+
+    def _read_sources(
+        self, jobs: Sequence[GoldenJob], form: str | None
+    ) -> list[coarse_cpp.Array] | None:
+        """Elements of each device, as patterns where they are lent in `form`; None if memory
+        refused."""
         found = {}
         for number, (node, job) in enumerate(zip(self._nodes, jobs, strict=True)):
             base = number * self.config.memory_bytes
@@ -405,14 +435,12 @@ class GoldenPool(EmulatedBackend):
         if found or self._stuck:
             return None
         return [
-            node.memory.view(source, 4 * job.elements).view(np.float32)
+            _elements(node.memory.view(source, 4 * job.elements, form), job.elements)
             for node, job in zip(self._nodes, jobs, strict=True)
             for source in job.sources
         ]
 
-    def _compute(
-        self, group: int, sources: Sequence[NDArray[np.float32]], job: GoldenJob
-    ) -> NDArray[np.uint8]:
+    def _compute(self, group: int, sources: Sequence[Any], job: GoldenJob) -> NDArray[np.uint8]:
         """Compute the result, as bytes."""
         result = ring_all_reduce(
             sources,
@@ -455,8 +483,8 @@ class GoldenPool(EmulatedBackend):
             (node, job.destination + written) for node, job in zip(self._nodes, jobs, strict=True)
         ]
         if ring.result is None:
-            places = [node.place(address, nbytes) for node, address in targets]
-            found = [place.view(np.float32) for place in places if place is not None]
+            places = [node.place(address, nbytes, ring.form) for node, address in targets]
+            found = [_elements(place, nbytes // 4) for place in places if place is not None]
             if len(found) == len(places):
                 self._sum(group, ring, jobs[0], found)
                 return
@@ -469,9 +497,10 @@ class GoldenPool(EmulatedBackend):
             node.write_memory(address, result)
 
     def _sum(
-        self, group: int, ring: GoldenRing, job: GoldenJob, outs: Sequence[NDArray[np.float32]]
+        self, group: int, ring: GoldenRing, job: GoldenJob, outs: Sequence[coarse_cpp.Array]
     ) -> None:
         """The sums of a step, of a job in fp32 or an exact one."""
+        halves = ring.form or "bf16"
         if job.divisor:
             coarse_cpp.exact_sum(
                 ring.sources,
@@ -480,6 +509,7 @@ class GoldenPool(EmulatedBackend):
                 wire=list(WIRE_FORMATS)[job.wire],
                 divisor=job.divisor,
                 threads=shared(self._threads),
+                halves=halves,
             )
             return
         average = job.operation == ReduceOp.AVERAGE
@@ -491,6 +521,7 @@ class GoldenPool(EmulatedBackend):
             reverse=bool(group % 2),
             scale=np.float32(job.scale) if average else None,
             threads=shared(self._threads),
+            halves=halves,
         )
 
     def _count(self, group: int, job: GoldenJob) -> None:

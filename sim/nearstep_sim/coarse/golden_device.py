@@ -350,10 +350,10 @@ class GoldenDevice:
         self._before_write(address, data.size)
         self.memory.write(address, data)
 
-    def place(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
+    def place(self, address: int, nbytes: int, form: str | None) -> NDArray[np.uint8] | None:
         """Return `EmulatedMemory.place`, after copying frozen pages of a snapshot."""
         self._before_write(address, nbytes)
-        return self.memory.place(address, nbytes)
+        return self.memory.place(address, nbytes, form)
 
     def _before_write(self, address: int, nbytes: int) -> None:
         """Copy the frozen pages of these bytes."""

@@ -20,7 +20,11 @@ from nearstep_spec.coarse.registers import Wire
 __all__ = ["exact_sum", "load", "ring_sum"]
 
 F32 = NDArray[np.float32]
-FLOAT32 = np.dtype(np.float32)
+Array = F32 | NDArray[np.uint16]
+DTYPES = (np.dtype(np.float32), np.dtype(np.uint16))
+
+HALVES = ("fp16", "bf16")
+"""Formats of 16 bits."""
 
 LEAST_SHARE = 1 << 16
 """Least elements of a thread: starting a thread takes as long as summing a tenth of them."""
@@ -41,13 +45,14 @@ def load() -> None:
 
 
 def exact_sum(
-    tensors: Sequence[F32],
-    outs: Sequence[F32],
+    tensors: Sequence[Array],
+    outs: Sequence[Array],
     *,
     first: int = 0,
     wire: str = "fp32",
     divisor: int = 1,
     threads: int = 1,
+    halves: str = "bf16",
 ) -> None:
     """Write a range of the exact sum of tensors, divided by `divisor`, rounded once to `wire`.
 
@@ -57,8 +62,8 @@ def exact_sum(
 
     Parameters
     ----------
-    tensors : 1 to 1024, 1-D contiguous float32, of one length.
-    outs, first, threads : as of `ring_sum`.
+    tensors : 1 to 1024, 1-D contiguous float32 or uint16, of one length.
+    outs, first, threads, halves : as of `ring_sum`.
     wire : `fp32`, `fp16` or `bf16`.
     divisor : from 1 to 1024; a power of two or not.
 
@@ -85,24 +90,27 @@ def exact_sum(
         _pointers(outs),
         len(outs),
         max(1, min(threads, length // LEAST_SHARE)),
+        _formats([*tensors, *outs], halves),
     )
 
 
 def ring_sum(
-    tensors: Sequence[F32],
-    outs: Sequence[F32],
+    tensors: Sequence[Array],
+    outs: Sequence[Array],
     *,
     first: int = 0,
     entry_elements: int,
     reverse: bool = False,
     scale: np.float32 | None = None,
     threads: int = 1,
+    halves: str = "bf16",
 ) -> None:
     """Write a range of the result of all devices of a ring after a sum or an average in fp32.
 
     Parameters
     ----------
-    tensors : of each device, 1-D contiguous float32, of one length.
+    tensors : of each device, 1-D contiguous float32, or uint16 for patterns of 16 bits; of one
+        length.
     outs : equal arrays for the elements from `first` on, each of which is written. An array may be
         that range of one of `tensors`; otherwise no memory is shared.
     first : element.
@@ -110,10 +118,13 @@ def ring_sum(
     reverse : the ring runs from device 1 to device 0 to the last one, and so on.
     scale : factor of the sums; None for a sum alone.
     threads : most threads; results do not depend on the number.
+    halves : `bf16` or `fp16`: format of arrays of uint16. Elements of `tensors` are widened before
+        they are added, results are rounded to it once more.
 
     Raises
     ------
-    ValueError : fewer than two tensors, different arrays, or a range outside of them.
+    ValueError : fewer than two tensors, different arrays, no such format, or a range outside of
+        them.
     """
     if len(tensors) < 2 or not outs or entry_elements < 1:
         raise ValueError(
@@ -124,7 +135,7 @@ def ring_sum(
     size, length = tensors[0].size, outs[0].size
     members = len(tensors)
     _function("ring_sum")(
-        _pointers([tensors[device] for device in ring_order(members, reverse)]),
+        _pointers(ordered := [tensors[device] for device in ring_order(members, reverse)]),
         members,
         size,
         entry_elements,
@@ -136,17 +147,18 @@ def ring_sum(
         _pointers(outs),
         len(outs),
         max(1, min(threads, length // LEAST_SHARE)),
+        _formats([*ordered, *outs], halves),
     )
 
 
-def _check(tensors: Sequence[F32], outs: Sequence[F32], first: int) -> None:
+def _check(tensors: Sequence[Array], outs: Sequence[Array], first: int) -> None:
     """Raise ValueError unless the arrays are alike, and `outs` a range of `tensors`."""
     size, length = tensors[0].size, outs[0].size
     for given, want in ((tensors, size), (outs, length)):
         for each in given:
-            if each.dtype != FLOAT32 or each.shape != (want,) or not each.flags.c_contiguous:
+            if each.dtype not in DTYPES or each.shape != (want,) or not each.flags.c_contiguous:
                 raise ValueError(
-                    f"arrays must be contiguous float32 of shape {(want,)}, "
+                    f"arrays must be contiguous float32 or uint16 of shape {(want,)}, "
                     f"not {each.dtype} of {each.shape}"
                 )
     if not all(each.flags.writeable for each in outs):
@@ -155,11 +167,19 @@ def _check(tensors: Sequence[F32], outs: Sequence[F32], first: int) -> None:
         raise ValueError(f"elements must be of the first {size}, not {first} to {first + length}")
 
 
-def _pointers(arrays: Sequence[F32]) -> ctypes.Array[ctypes.c_void_p]:
+def _formats(arrays: Sequence[Array], halves: str) -> ctypes.Array[ctypes.c_int]:
+    """Format of each array, as `ExactFormat` of golden/exact.hpp."""
+    if halves not in HALVES:
+        raise ValueError(f"halves must be one of {', '.join(HALVES)}, not {halves!r}")
+    codes = {2: Wire[halves.upper()], 4: Wire.FP32}
+    return (ctypes.c_int * len(arrays))(*(codes[each.itemsize] for each in arrays))
+
+
+def _pointers(arrays: Sequence[Array]) -> ctypes.Array[ctypes.c_void_p]:
     return (ctypes.c_void_p * len(arrays))(*map(_pointer, arrays))
 
 
-def _pointer(array: F32) -> int:
+def _pointer(array: Array) -> int:
     """Address of an array. `ndarray.ctypes` takes five times as long, and sums can be small."""
     if array.flags.writeable and array.size:
         return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]

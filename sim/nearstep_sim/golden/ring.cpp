@@ -1,5 +1,6 @@
 // Sums of a ring's tensors: in binary32, with the ring's order of additions for every element; and
-// exact ones, which are rounded once and have no order.
+// exact ones, which are rounded once and have no order. Tensors and results are in binary32, or in
+// formats of 16 bits: those are widened before they are added, and rounded once at the end.
 
 #include <algorithm>
 #include <bit>
@@ -12,19 +13,46 @@
 #include <vector>
 
 #include "golden/exact.hpp"
+#include "golden/formats.hpp"
 #include "models/bulk.hpp"
 
 namespace {
 
+using nearstep::golden::ExactFormat;
 constexpr std::uint32_t magnitude = 0x7FFFFFFFu;
 constexpr std::uint32_t infinity = 0x7F800000u;
 constexpr std::uint32_t quiet_nan = 0x7FC00000u;
 constexpr std::size_t block = 512;  // elements whose sums fit the first cache
-constexpr std::size_t lanes = nearstep::line_bytes / sizeof(float);
 
-void add(float* __restrict sums, const float* __restrict more, std::size_t size) {
-    for (std::size_t i = 0; i < size; ++i) {
-        sums[i] += more[i];
+// Arrays, and the format of each.
+template <class Pointer>
+struct Arrays {
+    Pointer const* data;
+    const ExactFormat* formats;
+};
+
+// Calls `take(i, element)` for elements `at` and on of an array.
+template <class Take>
+void each(
+    const Arrays<const void*>& arrays, std::size_t index, std::size_t at, std::size_t size,
+    Take take) {
+    const auto* values = static_cast<const float*>(arrays.data[index]) + at;
+    const auto* patterns = static_cast<const std::uint16_t*>(arrays.data[index]) + at;
+    switch (arrays.formats[index]) {
+        case ExactFormat::fp32:
+            for (std::size_t i = 0; i < size; ++i) {
+                take(i, values[i]);
+            }
+            return;
+        case ExactFormat::fp16:
+            for (std::size_t i = 0; i < size; ++i) {
+                take(i, nearstep::golden::widen_fp16(patterns[i]));
+            }
+            return;
+        case ExactFormat::bf16:
+            for (std::size_t i = 0; i < size; ++i) {
+                take(i, nearstep::golden::widen_bf16(patterns[i]));
+            }
     }
 }
 
@@ -42,21 +70,50 @@ void make_canonical(float* sums, std::size_t size) {
     }
 }
 
-void put(float* out, const float* in, std::size_t size) {
+template <class Element>
+void put(void* out, std::size_t at, const Element* in, std::size_t size) {
+    constexpr std::size_t lanes = nearstep::line_bytes / sizeof(Element);
+    Element* to = static_cast<Element*>(out) + at;
     std::size_t i = 0;
     for (; i + lanes <= size; i += lanes) {
-        nearstep::put_line(out + i, in + i);
+        nearstep::put_line(to + i, in + i);
     }
-    std::memcpy(out + i, in + i, (size - i) * sizeof(*in));
+    std::memcpy(to + i, in + i, (size - i) * sizeof(*in));
+}
+
+// Writes canonical sums to elements `at` and on of all `copies`.
+void put_all(
+    const Arrays<void*>& outs, std::size_t copies, std::size_t at, const float* sums,
+    std::size_t size) {
+    alignas(nearstep::line_bytes) std::uint16_t patterns[block];
+    ExactFormat held = ExactFormat::fp32;  // of `patterns`, unless it is binary32
+    for (std::size_t copy = 0; copy < copies; ++copy) {
+        const ExactFormat format = outs.formats[copy];
+        if (format == ExactFormat::fp32) {
+            put(outs.data[copy], at, sums, size);
+            continue;
+        }
+        if (format == ExactFormat::fp16 && held != format) {
+            for (std::size_t i = 0; i < size; ++i) {
+                patterns[i] = static_cast<std::uint16_t>(nearstep::golden::narrow_fp16(sums[i]));
+            }
+        } else if (held != format) {
+            for (std::size_t i = 0; i < size; ++i) {
+                patterns[i] = static_cast<std::uint16_t>(nearstep::golden::narrow_bf16(sums[i]));
+            }
+        }
+        held = format;
+        put(outs.data[copy], at, patterns, size);
+    }
 }
 
 // The arguments of ring_sum.
 struct Sum {
-    const float* const* tensors;
+    Arrays<const void*> tensors;
     std::size_t members, elements, entry, rest, first;
     bool scales;
     float scale;
-    float* const* outs;
+    Arrays<void*> outs;
     std::size_t copies;
 };
 
@@ -69,17 +126,20 @@ void sum_range(const Sum& sum, std::size_t first, std::size_t last) {
         const std::size_t number = (at - begin) / part;
         const std::size_t end = std::min(last, begin + (number + 1) * part);
         const std::size_t size = std::min(block, end - at);
-        std::memcpy(sums, sum.tensors[number % sum.members] + at, size * sizeof(float));
+        each(sum.tensors, number % sum.members, at, size, [&](std::size_t i, float value) {
+            sums[i] = value;
+        });
         for (std::size_t hop = 1; hop < sum.members; ++hop) {
-            add(sums, sum.tensors[(number + hop) % sum.members] + at, size);
+            const std::size_t next = (number + hop) % sum.members;
+            each(sum.tensors, next, at, size, [&](std::size_t i, float value) {
+                sums[i] += value;
+            });
         }
         if (sum.scales) {
             scale_all(sums, sum.scale, size);
         }
         make_canonical(sums, size);
-        for (std::size_t copy = 0; copy < sum.copies; ++copy) {
-            put(sum.outs[copy] + (at - sum.first), sums, size);
-        }
+        put_all(sum.outs, sum.copies, at - sum.first, sums, size);
         at += size;
     }
     nearstep::finish_puts();
@@ -87,24 +147,35 @@ void sum_range(const Sum& sum, std::size_t first, std::size_t last) {
 
 // The arguments of exact_sum.
 struct ExactSum {
-    const float* const* tensors;
+    Arrays<const void*> tensors;
     std::size_t members, first;
-    nearstep::golden::ExactFormat format;
+    ExactFormat format;
     std::uint32_t divisor;
-    float* const* outs;
+    Arrays<void*> outs;
     std::size_t copies;
 };
 
 void exact_range(const ExactSum& sum, std::size_t first, std::size_t last) {
     const nearstep::golden::DefaultEnvironment environment;
     alignas(nearstep::line_bytes) float sums[block];
+    std::vector<float> rooms(sum.members * block);
+    std::vector<const float*> tensors(sum.members);
     for (std::size_t at = first; at < last; at += block) {
         const std::size_t size = std::min(block, last - at);
-        nearstep::golden::exact_sums<block>(
-            sum.format, sum.tensors, sum.members, at, size, sum.divisor, sums);
-        for (std::size_t copy = 0; copy < sum.copies; ++copy) {
-            put(sum.outs[copy] + (at - sum.first), sums, size);
+        for (std::size_t member = 0; member < sum.members; ++member) {
+            float* room = &rooms[member * block];
+            tensors[member] = room;
+            if (sum.tensors.formats[member] == ExactFormat::fp32) {
+                tensors[member] = static_cast<const float*>(sum.tensors.data[member]) + at;
+                continue;
+            }
+            each(sum.tensors, member, at, size, [=](std::size_t i, float value) {
+                room[i] = value;
+            });
         }
+        nearstep::golden::exact_sums<block>(
+            sum.format, tensors.data(), sum.members, 0, size, sum.divisor, sums);
+        put_all(sum.outs, sum.copies, at - sum.first, sums, size);
     }
     nearstep::finish_puts();
 }
@@ -133,26 +204,29 @@ void share(
 }  // namespace
 
 // Elements `first` to `last` of the sums of `members` tensors of `elements` each, in the order of
-// the ring, times `scale` if `scales`; to each of `outs`, which begin with element `first`. A chunk
+// the ring, times `scale` if `scales`; to each of `outs`, which begin with element `first`. The
+// tensors have the first `members` of `formats`, `outs` the rest. A chunk
 // has a part of `entry` elements for each member, the last chunk parts of `rest`: part p is summed
 // from the tensor of position p on. `threads` share the elements; no bit depends on their number.
 extern "C" void ring_sum(
-    const float* const* tensors, std::size_t members, std::size_t elements, std::size_t entry,
+    const void* const* tensors, std::size_t members, std::size_t elements, std::size_t entry,
     std::size_t rest, std::size_t first, std::size_t last, int scales, float scale,
-    float* const* outs, std::size_t copies, std::size_t threads) {
-    const Sum sum{tensors, members, elements, entry, rest, first, scales != 0, scale, outs, copies};
+    void* const* outs, std::size_t copies, std::size_t threads, const ExactFormat* formats) {
+    const Sum sum{
+        {tensors, formats}, members,     elements, entry, rest,
+        first,              scales != 0, scale,    {outs, formats + members}, copies};
     share(sum_range, sum, first, last, threads);
 }
 
 // Elements `first` to `last` of the exact sums of `members` tensors, divided by `divisor`, to each
 // of `outs`, which begin with element `first`. Elements of the tensors are rounded to `format`, of
-// golden/exact.hpp, before they are added, and results once.
+// golden/exact.hpp, before they are added, and results once. `formats`: as of ring_sum.
 extern "C" void exact_sum(
-    const float* const* tensors, std::size_t members, std::size_t first, std::size_t last,
-    int format, std::uint32_t divisor, float* const* outs, std::size_t copies,
-    std::size_t threads) {
+    const void* const* tensors, std::size_t members, std::size_t first, std::size_t last,
+    int format, std::uint32_t divisor, void* const* outs, std::size_t copies,
+    std::size_t threads, const ExactFormat* formats) {
     const ExactSum sum{
-        tensors, members, first, static_cast<nearstep::golden::ExactFormat>(format),
-        divisor, outs,    copies};
+        {tensors, formats}, members, first, static_cast<ExactFormat>(format),
+        divisor,            {outs, formats + members}, copies};
     share(exact_range, sum, first, last, threads);
 }

@@ -13,10 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.errors import OutOfBoundsError, OutOfHostMemoryError
+from nearstep_sim.golden.formats_cpp import narrow32, widen32
 from nearstep_sim.models.bulk import Bulk, NumpyBulk
+from nearstep_spec.fp import BF16, FP16
 
 LINE_BYTES = 64
 """State is kept by the line: the line of a DIMM, and the beat of a kernel with 16 lanes."""
+
+FORMATS = {"fp16": FP16, "bf16": BF16}
 
 GUARD, UNWRITTEN, WRITTEN = 0, 1, 2
 """States of a line. Reading an unwritten line and any access to a guard are faults."""
@@ -35,6 +39,7 @@ class Loan(NamedTuple):
     start, stop : addresses.
     writes : writes of the device change `data`.
     place : address of `data` in this process.
+    form : format of `data`, patterns of 16 bits in the place of float32; None: the same bytes.
     """
 
     start: int
@@ -42,6 +47,37 @@ class Loan(NamedTuple):
     data: NDArray[np.uint8]
     writes: bool
     place: int
+    form: str | None = None
+
+    def holds(self, address: int, nbytes: int) -> bool:
+        """Whether a range is in the loan."""
+        return self.start <= address and address + nbytes <= self.stop
+
+    def lent(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return the lent bytes of a range: half as many, of patterns."""
+        ratio = 1 if self.form is None else 2
+        return self.data[(address - self.start) // ratio :][: nbytes // ratio]
+
+    def bytes_of(self, address: int, nbytes: int) -> NDArray[np.uint8]:
+        """Return the bytes of a range as in memory: of patterns, a widened copy."""
+        if self.form is None:
+            return self.lent(address, nbytes)
+        skipped = (address - self.start) % 4
+        whole = self.lent(address - skipped, -(-(skipped + nbytes) // 4) * 4)
+        wide = widen32(whole.view(np.uint16), FORMATS[self.form]).view(np.uint8)
+        return wide[skipped : skipped + nbytes]
+
+    def put(self, address: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes as in memory: to patterns, rounded once."""
+        if self.form is None:
+            self.lent(address, data.size)[:] = data
+            return
+        skipped = (address - self.start) % 4
+        nbytes = -(-(skipped + data.size) // 4) * 4
+        wide = self.bytes_of(address - skipped, nbytes)
+        wide[skipped : skipped + data.size] = data
+        narrow = narrow32(wide.view(np.float32), FORMATS[self.form])
+        self.lent(address - skipped, nbytes)[:] = narrow.view(np.uint8)
 
 
 _start = attrgetter("start")
@@ -96,17 +132,18 @@ class EmulatedMemory:
         self._bulk.copy(self.data[address : address + data.size], data)
         for loan in self._loans(address, data.size):
             low, high = max(address, loan.start), min(address + data.size, loan.stop)
-            loan.data[low - loan.start : high - loan.start] = data[low - address : high - address]
+            loan.put(low, data[low - address : high - address])
 
-    def place(self, address: int, nbytes: int) -> NDArray[np.uint8] | None:
+    def place(self, address: int, nbytes: int, form: str | None = None) -> NDArray[np.uint8] | None:
         """Return the target array of a write to a non-empty range; None if not contiguous.
 
-        Mark the lines as written: the caller fills the whole range.
+        Mark the lines as written: the caller fills the whole range. Memory lent in `form` is
+        returned as it is: half as many bytes, patterns of 16 bits.
         """
         self._check("write", address, nbytes)
         for loan in self._loans(address, nbytes)[:1]:
-            if loan.writes and loan.start <= address and address + nbytes <= loan.stop:
-                return loan.data[address - loan.start :][:nbytes]
+            if loan.writes and loan.form in (None, form) and loan.holds(address, nbytes):
+                return loan.lent(address, nbytes)
         self.settle(address, nbytes, all_loans=False)
         self.touch(address, nbytes)
         return None if self._loans(address, nbytes) else self.data[address : address + nbytes]
@@ -136,7 +173,14 @@ class EmulatedMemory:
         self._check("comparison", address, data.size)
         return self._bulk.same(self.view(address, data.size), data)
 
-    def lend(self, address: int, data: NDArray[np.uint8], *, writes: bool = False) -> bool:
+    def lend(
+        self,
+        address: int,
+        data: NDArray[np.uint8],
+        *,
+        writes: bool = False,
+        form: str | None = None,
+    ) -> bool:
         """Map `data` into memory at `address`, marked as written, without a copy, until
         `give_back`.
 
@@ -145,23 +189,26 @@ class EmulatedMemory:
         Parameters
         ----------
         writes : device writes change `data`; otherwise a write first ends the loan with a copy.
+        form : `fp16` or `bf16`: `data` has patterns of as many elements as memory has float32,
+            which are widened when they are read and rounded once when they are written.
 
         Returns
         -------
         bool : False, without effect, if `data` is lent already or overlaps lent data.
         """
-        self._check("loan", address, data.size)
-        self.settle(address, data.size)
+        nbytes = data.size if form is None else 2 * data.size
+        self._check("loan", address, nbytes)
+        self.settle(address, nbytes)
         place = data.ctypes.data
         at = bisect_left(self._places, (place,))
         shared = self._places[at : at + 1] and self._places[at][0] < place + data.size
         if not data.size or shared or (at and self._places[at - 1][1] > place):
             return False
         self._places.insert(at, (place, place + data.size))
-        insort(self._lent, Loan(address, address + data.size, data, writes, place), key=_start)
-        first, last = address // LINE_BYTES, (address + data.size - 1) // LINE_BYTES
+        insort(self._lent, Loan(address, address + nbytes, data, writes, place, form), key=_start)
+        first, last = address // LINE_BYTES, (address + nbytes - 1) // LINE_BYTES
         self.state[first : last + 1] = WRITTEN
-        self._used = max(self._used, address + data.size)
+        self._used = max(self._used, address + nbytes)
         return True
 
     def give_back(self, address: int) -> None:
@@ -173,26 +220,39 @@ class EmulatedMemory:
         if at < len(self._lent) and self._lent[at].start == address:
             loan = self._lent[at]
             self._end(loan)
-            self.mark(address, loan.data.size, UNWRITTEN)
+            self.mark(address, loan.stop - loan.start, UNWRITTEN)
 
     def settle(self, address: int, nbytes: int, *, all_loans: bool = True) -> None:
         """End the loans in a range, all or those not writable, and copy their data to memory."""
         for loan in self._loans(address, nbytes):
             if all_loans or not loan.writes:
-                self._end(loan)
-                self._bulk.copy(self.data[loan.start : loan.stop], loan.data)
+                self._settle(loan)
 
-    def view(self, address: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return the bytes of a range: a view if all in memory or all in one loan, else a copy."""
+    def _settle(self, loan: Loan) -> None:
+        self._end(loan)
+        whole = loan.bytes_of(loan.start, loan.stop - loan.start)
+        self._bulk.copy(self.data[loan.start : loan.stop], whole)
+
+    def form(self, address: int) -> str | None:
+        """Return the format of the patterns that are lent at an address, if any."""
+        return next((loan.form for loan in self._loans(address, 1)), None)
+
+    def view(self, address: int, nbytes: int, form: str | None = None) -> NDArray[np.uint8]:
+        """Return the bytes of a range: a view if all in memory or all in one loan, else a copy.
+
+        Memory lent in `form` is returned as by `place`; other patterns as a widened copy.
+        """
         loans = self._loans(address, nbytes)
         if not loans:
             return self.data[address : address + nbytes]
-        if loans[0].start <= address and address + nbytes <= loans[0].stop:
-            return loans[0].data[address - loans[0].start :][:nbytes]
+        if loans[0].holds(address, nbytes):
+            loan = loans[0]
+            as_it_is = loan.form in (None, form)
+            return (loan.lent if as_it_is else loan.bytes_of)(address, nbytes)
         copy = self.data[address : address + nbytes].copy()
         for loan in loans:
             low, high = max(address, loan.start), min(address + nbytes, loan.stop)
-            copy[low - address : high - address] = loan.data[low - loan.start : high - loan.start]
+            copy[low - address : high - address] = loan.bytes_of(low, high - low)
         return copy
 
     def borders(self, address: int, nbytes: int) -> list[int]:
@@ -213,7 +273,10 @@ class EmulatedMemory:
         found = []  # of each range: first bytes of its parts, and their addresses
         for address in addresses:
             firsts, places = [0], [own + address]
-            for start, stop, _, _, place in self._loans(address, nbytes):
+            for loan in list(self._loans(address, nbytes)):
+                if loan.form is not None:
+                    self._settle(loan)
+            for start, stop, _, _, place, _ in self._loans(address, nbytes):
                 firsts += max(start - address, 0), stop - address
                 places += place + max(address - start, 0), own + stop
             found.append((np.array(firsts), np.array(places)))

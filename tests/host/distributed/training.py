@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nearstep
 from nearstep.storage.store import Store
-from nearstep.torch.distributed import CoarseProcessGroup, ddp_hook, dual_hook
+from nearstep.torch.distributed import CoarseProcessGroup, ddp_hook, dual_hook, process_group
 from nearstep.torch.distributed.fsdp import fsdp_reduce_scatter
 
 WIDTH = 24
@@ -82,6 +82,7 @@ class Sum:
     given, got : float32.
     place : device that it was pushed to.
     shard_bytes
+    dtype : that `got` was rounded to.
     """
 
     operation: str
@@ -89,6 +90,7 @@ class Sum:
     got: NDArray[np.float32]
     place: int
     shard_bytes: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +117,7 @@ def record(group: CoarseProcessGroup, sums: list[Sum]) -> None:
         got = np.full_like(given, np.nan)
 
         def both(start: int, stop: int, values: Tensor) -> None:
-            got[start:stop] = values.numpy()
+            got[start:stop] = values.float().numpy()
             take(start, stop, values)
 
         original(group, source, operation, both)
@@ -123,7 +125,14 @@ def record(group: CoarseProcessGroup, sums: list[Sum]) -> None:
         place = client.own_device if table is None else table.proxy_of(given.nbytes)
         shard_bytes = group.exchanges.shard_bytes or client.shard_bytes
         sums.append(
-            Sum(operation=operation, given=given, got=got, place=place, shard_bytes=shard_bytes)
+            Sum(
+                operation=operation,
+                given=given,
+                got=got,
+                place=place,
+                shard_bytes=shard_bytes,
+                dtype=source.dtype,
+            )
         )
 
     group._sum = recorded  # type: ignore[method-assign]
@@ -203,6 +212,8 @@ def _train(case: Case, opened: ExitStack) -> Result:
         taken = case.steps * min(case.m, nbytes)
         assert taken - case.steps * 2048 < dual.device_bytes <= taken
         assert dual.device_bytes + dual.worker_bytes == case.steps * nbytes
+    if case.kind == "fsdp" and isinstance(group, CoarseProcessGroup):
+        assert group.gathered_bytes > 0
     if state is not group:
         state.shutdown()
     elif isinstance(group, CoarseProcessGroup):
@@ -222,4 +233,5 @@ def bits(tensor: Any) -> NDArray[Any]:
 
 
 def train_all(cases: list[Case]) -> list[Result]:
+    process_group.GATHER_BYTES = 1
     return [train(each) for each in cases]

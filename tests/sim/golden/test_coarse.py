@@ -204,6 +204,7 @@ def test_native_sums_are_those_of_the_model_in_any_range(operation) -> None:
         ({"outs": [np.zeros(9, np.float32)]}, "0 to 9"),
         ({"first": 1}, "1 to 9"),
         ({"outs": [np.frombuffer(bytes(32), np.float32)]}, "writable"),
+        ({"halves": "fp32"}, "halves must be one of fp16, bf16"),
     ],
 )
 def test_arrays_that_the_native_sum_cannot_take_are_refused(change, names) -> None:

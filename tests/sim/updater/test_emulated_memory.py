@@ -9,8 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from nearstep_sim.golden.fp import narrow32, widen32
 from nearstep_sim.models.bulk import NumpyBulk, native_bulk
-from nearstep_sim.models.memory import GUARD, UNWRITTEN, WRITTEN, EmulatedMemory
+from nearstep_sim.models.memory import FORMATS, GUARD, UNWRITTEN, WRITTEN, EmulatedMemory
 from nearstep_sim.smartssd.bar import MAX_PAYLOAD, MAX_READ_REQUEST, BarTraffic, cut, pieces
 
 CAPACITY = 1 << 20
@@ -110,6 +111,37 @@ def test_what_is_lent_for_writing_is_written(memory):
     memory.give_back(128)  # it ended when it was written
     assert contents(memory, 128, 64).tobytes() == pattern(64, 4).tobytes()
     assert contents(memory, 192, 192).tobytes() == before[64:].tobytes()
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp16"])
+def test_patterns_of_16_bits_are_read_and_written_as_float32(memory, form):
+    wide = np.random.default_rng(17).standard_normal(256).astype(np.float32)
+    model = widen32(narrow32(wide, FORMATS[form]), FORMATS[form])
+    kept, given = (narrow32(wide, FORMATS[form]) for _ in range(2))
+    assert memory.lend(128, kept.view(np.uint8), form=form)
+    assert memory.lend(2048, given.view(np.uint8), writes=True, form=form)
+    checked = 0
+    for address, nbytes in ((128, 1024), (2048, 1024), (2051, 6), (2300, 1), (2049, 1023)):
+        start = (address - 128) % 1920
+        assert contents(memory, address, nbytes).tobytes() == model.tobytes()[start:][:nbytes]
+        assert memory.view(address, nbytes).size == nbytes
+        checked += 1
+    assert memory.view(2048, 64, form).ctypes.data == given.ctypes.data
+    assert memory.place(2048, 64, form).ctypes.data == given.ctypes.data
+    assert memory.place(2048, 64) is None
+    assert [memory.form(each) for each in (64, 128, 3071, 3072)] == [None, form, form, None]
+    values = wide[:20] * np.float32(3)
+    memory.write(2048 + 40, values.view(np.uint8))
+    assert (given[10:30] == narrow32(values, FORMATS[form])).all()
+    memory.write(128 + 40, values.view(np.uint8))  # ends the loan, with a copy
+    assert memory.form(128) is None
+    mixed = model.copy()
+    mixed[10:30] = values
+    assert contents(memory, 128, 1024).tobytes() == mixed.tobytes()
+    memory.places([2048], 1024)  # whoever needs addresses gets a copy
+    mixed[10:30] = widen32(narrow32(values, FORMATS[form]), FORMATS[form])
+    assert contents(memory, 2048, 1024).tobytes() == mixed.tobytes()
+    assert checked == 5
 
 
 def test_memory_is_lent_once(memory):

@@ -125,7 +125,7 @@ class Client:
     def exchange(
         self,
         elements: int,
-        operation: messages.ReduceOpName = "sum",
+        operation: messages.Operation = "sum",
         wire: str = "fp32",
         *,
         shard_bytes: int | None = None,
@@ -133,10 +133,13 @@ class Client:
         kind: str = "",
         turn: int = 0,
         addends: int = 0,
+        form: messages.FormName = "fp32",
     ) -> Exchange:
         """Open a tensor that all clients sum; all clients open exchanges in the same order.
 
-        This client pushes its array to the device of its rank, or the one chosen by `routing`.
+        This client pushes its array to the device of its rank, or the one chosen by `routing`. A
+        `gather` sums nothing, and uses no device: each client pushes `elements` bytes, and gets the
+        bytes of all (`Exchange.run`), from memory that all clients share.
 
         Parameters
         ----------
@@ -148,11 +151,14 @@ class Client:
         addends : arrays that each client pushes for an exact sum or average of all of them, which
             is rounded once, to `wire`; equal on all clients. 0: one array, summed in the order of
             the rings.
+        form : format of the pushed arrays and of the result, which is rounded to it once, after the
+            sum in float32; equal on all clients. It changes no other bit.
 
         Raises
         ------
         ExactSumError : more than 1024 addends in all; nothing was sent.
-        RefusedError : the devices do not have this exact sum.
+        RefusedError : the devices do not have this exact sum, or an update in `form`.
+        UnsharedError : a client of a gather does not share memory with the service.
         UnlikeError : the clients open different tensors; names the clients of each.
         DeviceMemoryError : the devices have no memory for the tensor.
         OrderError : another client sums a different tensor in this turn.
@@ -169,22 +175,23 @@ class Client:
         with self._lock:
             number = self._exchanges
             self._exchanges += 1
-        memory = self._arena.take(Layout.of(elements, chosen, addends).nbytes)
         opened = messages.Open(
             number,
             elements,
             operation,
             wire,
-            memory.segment,
-            device,
-            chosen,
-            update,
-            kind,
-            turn,
-            memory.offset,
-            addends,
+            segment=0,
+            device=device,
+            shard_bytes=chosen,
+            update=update,
+            kind=kind,
+            turn=turn,
+            addends=addends,
+            form=form,
         )
-        return Exchange(self._replies, self._arena, memory, opened)
+        memory = self._arena.take(Layout.opened(opened, self.clients).nbytes)
+        opened.segment, opened.offset = memory.segment, memory.offset
+        return Exchange(self._replies, self._arena, memory, opened, self.rank, self.clients)
 
     def get(self, key: str, out: NDArray[np.uint8]) -> None:
         """Copy the value of a name to `out`; waits until the value exists."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,12 @@ from nearstep.buffer import Buffer
 from nearstep.coarse.errors import ExactSumError
 from nearstep.coarse.pool import OPERATIONS, WIRES, CoarsePool
 from nearstep.coarse.rings import Addends, Pending, RingJob
+from nearstep.coarse.service.forms import narrow, widened
 from nearstep.coarse.service.key_value import hyper_of
-from nearstep.coarse.service.messages import Open
+from nearstep.coarse.service.messages import Open, Operation
 from nearstep.coarse.service.plan import IDENTITIES, Job, Layout, plan
 from nearstep.coarse.service.session import Session
+from nearstep.coarse.service.shared_memory import SharedMemory
 from nearstep.coarse.split import Part
 from nearstep.coarse.stored import ADDING_RULE, PARAMETERS, AllOf, StoredParameters
 from nearstep.errors import ArgumentError
@@ -81,12 +84,14 @@ class DeviceExchange:
     Attributes
     ----------
     job : name of the clients' job.
+    common : memory of a gather, shared by all clients; it uses no device. None: clients sum.
     places : device of each client, by rank.
 
     Raises
     ------
     ArgumentError : without an update, a single device; with one, an operation other than `average`,
-        or several clients on a single device without the rule that adds their arrays.
+        a format other than fp32, or several clients on a single device without the rule that adds
+        their arrays.
     """
 
     def __init__(
@@ -100,12 +105,18 @@ class DeviceExchange:
         self.addends = first.addends
         on = Counter(each.device for each in opened.values())
         self.count = first.addends * max(on.values())
-        if first.addends:
+        is_gather = first.operation == "gather"
+        if is_gather:
+            if stored is not None or first.addends:
+                raise ArgumentError("operation of an update or exact sum must not be gather")
+        elif first.addends:
             if stored is not None:
                 raise ExactSumError("result", "that of the sum", "an update")
             pool.check_exact(first.operation, first.wire, self.count * pool.devices)
         elif stored is None:
             pool.check_ring("sum tensors of clients")
+        elif first.form != "fp32":
+            raise ArgumentError(f"format of an update must be fp32, not {first.form}")
         elif first.operation != "average":
             raise ArgumentError(f"operation of an update must be average, not {first.operation}")
         elif pool.devices == 1 and len(sessions) > 1:
@@ -113,17 +124,22 @@ class DeviceExchange:
         self.stored = stored
         self.job = sessions[0].job
         self.number = first.exchange
-        self.operation = first.operation if stored is None else "sum"  # the update scales the sum
+        self.operation: Operation = first.operation if stored is None else "sum"
+        """The update scales the sum."""
         self.wire = first.wire
         self.pool = pool
         self.opened = dict(opened)
         self.sessions = dict(sessions)
-        self.layout = Layout.of(first.elements, first.shard_bytes, first.addends)
+        self.form = first.form
+        self.layout = Layout.opened(first, len(sessions))
+        self.common = SharedMemory(self.layout.common_bytes) if is_gather else None
         self._memory = {
             rank: each.memory(opened[rank], self.layout.nbytes) for rank, each in sessions.items()
         }
         self.places = [opened[rank].device for rank in range(len(opened))]
         self.stages = plan(self.places, pool.devices, exact=bool(first.addends))
+        if is_gather:
+            self.stages = ()
         self.shards: list[Shard] = []
         self._rooms: list[Room] = []
         self._identities: dict[int, Buffer] = {}
@@ -163,6 +179,9 @@ class DeviceExchange:
 
     def _furnish(self, place: int, room: Room) -> None:
         """Allocate a place's buffers, or let the devices use the clients' memory instead."""
+        if self.common is not None:  # nothing has to be copied
+            room.lent_in, room.lent_out = {*self.sessions}, {*self.sessions}
+            return
         device, devices, size = self.pool.device, self.pool.devices, self.layout.place_elements
         if self.addends:
             self._furnish_exact(place, room)
@@ -172,7 +191,7 @@ class DeviceExchange:
             values[at] = buffer = device.alloc(size, channel=at)
             changed = devices == 1 and rank == 0  # the other arrays are added to this one
             given = self.layout.room(self._memory[rank], place, result=False)
-            if not changed and buffer.lend(given):
+            if not changed and self._lend(buffer, given):
                 room.lent_in.add(rank)
         for stage in self.stages:
             for job in stage:
@@ -184,7 +203,7 @@ class DeviceExchange:
         for at, rank in first.items() if self.stored is None else ():
             found = room.buffers[self.result][at]
             data = self.layout.room(self._memory[rank], place, result=True)
-            if found is not None and found.lend(data, writes=True):
+            if found is not None and self._lend(found, data, writes=True):
                 room.lent_out.add(rank)
 
     def _furnish_exact(self, place: int, room: Room) -> None:
@@ -196,8 +215,12 @@ class DeviceExchange:
             room.arrays.append(arrays)
             arrays[self.places.count(device) * self.addends * size :].fill(-0.0)
         for rank, memory in self._memory.items():
-            if self._rows(room, rank).lend(self.layout.room(memory, place, result=False)):
+            if self._lend(self._rows(room, rank), self.layout.room(memory, place, result=False)):
                 room.lent_in.add(rank)
+
+    def _lend(self, buffer: Buffer, data: NDArray[Any], *, writes: bool = False) -> bool:
+        form = None if self.form == "fp32" else self.form
+        return buffer.lend(data, writes=writes, form=form)
 
     def _rows(self, room: Room, rank: int) -> Buffer:
         """Return the arrays of a client."""
@@ -215,7 +238,7 @@ class DeviceExchange:
         """Record a pushed shard, and copy it to the client's device unless the memory is lent."""
         shard.room.holder = shard
         if rank not in shard.room.lent_in:
-            data = self.layout.pushed(self._memory[rank], shard.number)
+            data = widened(self.layout.pushed(self._memory[rank], shard.number), self.form)
             if self.addends:
                 rows, size = self._rows(shard.room, rank), self.layout.place_elements
                 for index, row in enumerate(np.atleast_2d(data)):
@@ -238,7 +261,13 @@ class DeviceExchange:
             part = slice(shard.start, shard.stop)
             self.stored.tensors[PARAMETERS].front(place)[part].read(data)
         elif rank not in shard.room.lent_out:
-            self._buffer(shard, self.result, place).read(data)
+            held = [each for each in shard.room.lent_out if self.places[each] == place]
+            if held:  # the device has written the result of another client
+                data[...] = self.layout.pulled(self._memory[held[0]], shard.number)
+            elif self.form == "fp32":
+                self._buffer(shard, self.result, place).read(data)
+            else:
+                narrow(self._buffer(shard, self.result, place).read(), self.form, data)
         return data.view(np.uint8)
 
     def group(self, shard: Shard) -> int:
@@ -277,7 +306,7 @@ class DeviceExchange:
         addends = None
         if self.addends:
             divisor = self.addends * len(self.sessions) if average else 1
-            addends = Addends(self.count, self.layout.place_bytes, divisor)
+            addends = Addends(self.count, 4 * self.layout.place_elements, divisor)
         sources: list[Buffer | None] = [*shard.room.arrays] or [
             self._identities[device] if value is None else buffers[value][device]
             for device, value in enumerate(job.inputs)
@@ -298,6 +327,8 @@ class DeviceExchange:
 
     def free(self) -> None:
         """Free the memory of the devices; no job of the exchange may be running."""
+        if self.common is not None:
+            self.common.close()
         for room in self._rooms:
             for arrays in room.arrays:
                 for start in range(0, arrays.size, self.addends * self.layout.place_elements):

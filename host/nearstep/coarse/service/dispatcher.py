@@ -253,6 +253,11 @@ class Dispatcher:
         shard = job.shard(session, message)
         session.queued += 1
         shard.exchange.push(session.rank, shard)
+        if shard.exchange.common is not None:
+            if len(shard.pushed) == len(shard.exchange.sessions):
+                shard.pushed.clear()
+                self._complete(shard)
+            return None
         if self._order is not None:
             places = shard.exchange.places
             return self._sum_ready(self._order, self._order.push(shard, session.rank, places))

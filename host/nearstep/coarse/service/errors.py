@@ -55,6 +55,10 @@ class DeviceMemoryError(RefusedError):
     """The devices have no memory for a value or an exchange; nothing was changed."""
 
 
+class UnsharedError(RefusedError):
+    """A gather needs clients that share memory with the service."""
+
+
 class FullError(RefusedError):
     """The client's queue, or the place of a shard, is taken."""
 

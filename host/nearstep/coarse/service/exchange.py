@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ class Exchange:
     Parameters
     ----------
     memory : allocation in `arena` for pushed shards and results; freed by `close`.
+    rank, clients : of the client.
 
     Attributes
     ----------
@@ -33,15 +35,27 @@ class Exchange:
     version : number of `begin` calls.
     """
 
-    def __init__(self, replies: Replies, arena: Arena, memory: Allocation, opened: Open) -> None:
+    def __init__(
+        self,
+        replies: Replies,
+        arena: Arena,
+        memory: Allocation,
+        opened: Open,
+        rank: int,
+        clients: int,
+    ) -> None:
+        self._rank = rank
         self.number, self.elements = opened.exchange, opened.elements
         self.version = 0
         self._step, self._hyper, self._turn = 0, "", 0
         self._sent: set[int] = set()  # shards of this version
-        self._layout = Layout.of(opened.elements, opened.shard_bytes, opened.addends)
+        self._layout = Layout.opened(opened, clients)
         self.shards = self._layout.shards
         self._replies, self._arena, self._memory = replies, arena, memory
-        results = [self.pulled(shard).view(np.uint8) for shard in range(len(self.shards))]
+        results = [
+            self._layout.pulled(memory.data, shard).view(np.uint8)
+            for shard in range(len(self.shards))
+        ]
         self._sums = replies.sums[self.number] = Sums(results)
         try:
             replies.send(opened)
@@ -51,17 +65,25 @@ class Exchange:
             arena.give(memory)
             raise
 
-    def pushed(self, shard: int) -> NDArray[np.float32]:
-        """Return the memory to fill before `push` of a shard; float32.
+    def pushed(self, shard: int) -> NDArray[Any]:
+        """Return the memory to fill before `push`: float32, patterns of uint16, or bytes.
 
         Of several addends its shape is (addends, elements of the shard). Shards share places:
         filling one overwrites an earlier shard (see `Layout`).
         """
+        if self._sums.common is not None:
+            own: NDArray[Any] = self.pulled(shard)[self._rank]
+            return own
         return self._layout.pushed(self._memory.data, shard)
 
-    def pulled(self, shard: int) -> NDArray[np.float32]:
-        """Return the memory of a shard's result; a later shard that shares its place overwrites
-        it."""
+    def pulled(self, shard: int) -> NDArray[Any]:
+        """Return the memory of a shard's result; a later shard that shares its place overwrites it.
+
+        Of a gather it is read only, of shape (clients, bytes), and overwritten after this client's
+        push of a later shard or version.
+        """
+        if self._sums.common is not None:
+            return self._layout.slot(self._sums.common, self.version, shard)
         return self._layout.pulled(self._memory.data, shard)
 
     @property
@@ -148,13 +170,14 @@ class Exchange:
             self._sums.refused = None
             raise refusal(refused.kind, refused.detail)
 
-    def reduce(self, array: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    def reduce(self, array: NDArray[Any], out: NDArray[Any]) -> None:
         """Push an array, and pull the sum of all clients' arrays.
 
         Parameters
         ----------
-        array, out : float32, of shape (elements,), contiguous; may be the same array. Of several
-            addends `array` has the shape (addends, elements).
+        array, out : float32, or patterns of uint16 of a format of 16 bits, of shape (elements,),
+            contiguous; may be the same array. Of several addends `array` has the shape (addends,
+            elements).
 
         Raises
         ------
@@ -163,7 +186,7 @@ class Exchange:
         addends = self._layout.addends
         given = (addends, self.elements) if addends > 1 else (self.elements,)
         for each, shape in ((array, given), (out, (self.elements,))):
-            if each.shape != shape or each.dtype != np.float32:
+            if each.shape != shape or each.dtype != self._layout.dtype:
                 raise ShapeError("array", shape, each.shape)
         self.run(
             lambda part, start, stop: np.copyto(part, array[..., start:stop]),
@@ -172,8 +195,8 @@ class Exchange:
 
     def run(
         self,
-        fill: Callable[[NDArray[np.float32], int, int], object],
-        take: Callable[[NDArray[np.float32], int, int], object],
+        fill: Callable[[NDArray[Any], int, int], object],
+        take: Callable[[NDArray[Any], int, int], object],
         *,
         step: int = 0,
         hyper: str = "",

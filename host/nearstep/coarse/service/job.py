@@ -132,8 +132,10 @@ class TrainingJob:
         del self._opening[message.exchange]
         kinds: dict[str, list[int]] = {}
         for rank, each in sorted(said.items()):
-            text = f"{each.operation} of {each.elements} elements, wire {each.wire}, "
+            text = f"{each.operation} of {each.amount}, wire {each.wire}, "
             text += f"shards of {each.shard_bytes} bytes"
+            if each.form != "fp32":
+                text += f", in {each.form}"
             if each.addends:
                 text += f", exact of {each.addends} addends each"
             if each.kind:
@@ -144,6 +146,11 @@ class TrainingJob:
         if len(kinds) > 1:
             texts = [f"clients {ranks}: {text}" for text, ranks in kinds.items()]
             return self._refuse_all(message.exchange, "UnlikeError", "; ".join(texts))
+        if message.operation == "gather":
+            unshared = [rank for rank, each in self.sessions.items() if not each.is_shared]
+            if unshared:
+                what = f"clients {sorted(unshared)} do not share memory with the service"
+                return self._refuse_all(message.exchange, errors.UnsharedError.__name__, what)
         try:
             self.pool.check_wire(message.wire)
             if message.addends:
@@ -153,15 +160,20 @@ class TrainingJob:
             if message.update is not None:
                 stored = self._values.parameters(message.update, message.elements)
                 kept = [f"{message.update.key}/{name}" for name in stored.tensors]
-            self._exchanges[message.exchange] = DeviceExchange(
-                self.pool, said, self.sessions, stored
-            )
+            made = DeviceExchange(self.pool, said, self.sessions, stored)
+            self._exchanges[message.exchange] = made
         except OutOfDeviceMemoryError as error:
             return self._refuse_all(message.exchange, "DeviceMemoryError", str(error))
         except NearstepError as error:
             return self._refuse_all(message.exchange, "RefusedError", str(error))
+        common, descriptors = 0, []
+        if made.common is not None:
+            common, descriptors = made.common.data.size, [made.common.descriptor]
+        answer = messages.Opened(message.exchange, kept, common)
         for each_session in self.sessions.values():
-            each_session.send(messages.Opened(message.exchange, kept))
+            each_session.send(answer, descriptors=descriptors)
+        if made.common is not None:
+            made.common.close()
         return None
 
     def _refuse_all(self, exchange: int, kind: str, detail: str) -> None:
@@ -225,7 +237,7 @@ class TrainingJob:
         if first is None:
             return f"exchange {turn.exchange}"
         kind = f" of {first.kind}" if first.kind else ""
-        return f"exchange {turn.exchange} ({first.operation} of {first.elements} elements{kind})"
+        return f"exchange {turn.exchange} ({first.operation} of {first.amount}{kind})"
 
     def _check_step(self, stored: StoredParameters, shard: Shard, message: messages.Push) -> None:
         """Note the step that the first client of a shard gives; check that others give the same.

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union
 
 from msgspec import Meta, Struct
 
-VERSION = 8
+VERSION = 9
 """Version of the protocol; both sides must have the same."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
@@ -18,6 +18,8 @@ Name = Annotated[str, Meta(max_length=256)]
 Secret = Annotated[bytes, Meta(max_length=64)]
 Text = Annotated[str, Meta(max_length=1 << 16)]
 ReduceOpName = Literal["sum", "average", "max"]
+Operation = ReduceOpName | Literal["gather"]
+FormName = Literal["fp32", "fp16", "bf16"]
 
 
 class Message(Struct, tag=True, forbid_unknown_fields=True):
@@ -115,17 +117,21 @@ class Update(Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Open(FromClient):
-    """Open a tensor of `elements` float32 that all clients sum.
+    """Open a tensor of `elements` that all clients sum, in float32; `form` is their format in the
+    segment.
 
     The segment has, from `offset` on, slots for shards that the client pushes, and then as many for
     the results (`plan.Layout`): the sum, or with `update` the parameters after a step with the
     average of the gradients. `kind` describes the tensor, such as its dtype. `turn`: see `Push`.
     `addends`: arrays that each client pushes, of an exact sum; 0: a sum in the order of the rings.
+
+    A `gather` sums nothing: each client pushes `elements` bytes, to memory that the service shares
+    with all clients, and gets those of all.
     """
 
     exchange: Number
     elements: Annotated[int, Meta(ge=1, le=1 << 40)]
-    operation: ReduceOpName
+    operation: Operation
     wire: Name
     segment: Number
     device: Number
@@ -135,13 +141,23 @@ class Open(FromClient):
     turn: Number = 0
     offset: Number = 0
     addends: Annotated[int, Meta(ge=0, le=1 << 16)] = 0
+    form: FormName = "fp32"
+
+    @property
+    def amount(self) -> str:
+        """The number of elements, with their unit."""
+        return f"{self.elements} {'bytes' if self.operation == 'gather' else 'elements'}"
 
 
 class Opened(FromService):
-    """All clients have opened the exchange, which updates the values of the names `kept`."""
+    """All clients have opened the exchange, which updates the values of the names `kept`.
+
+    `common` : bytes of the memory of a gather, whose descriptor is sent with the message.
+    """
 
     exchange: Number
     kept: list[Name] = []
+    common: Number = 0
 
 
 class Push(FromClient):

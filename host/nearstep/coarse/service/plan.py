@@ -13,12 +13,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.coarse.routing import partition
+from nearstep.coarse.service.forms import DTYPES
+from nearstep.coarse.service.messages import Open
 from nearstep.coarse.service.shared_memory import PAGE_BYTES
 
 IDENTITIES = {"sum": np.float32(-0.0), "average": np.float32(-0.0), "max": np.float32(-np.inf)}
@@ -30,6 +32,10 @@ window stays in the processor's caches."""
 
 LEAST_PLACES = 4
 """Places in which one shard is filled, one summed, one waits, and one is read."""
+
+
+GATHER_PLACES = 2
+"""Places of a gather: one is filled while the other is read."""
 
 
 @dataclass(frozen=True)
@@ -87,48 +93,81 @@ class Layout:
 
     A shard may be pushed when the earlier shard in its place was returned.
 
+    Of a gather all clients share memory of twice as many slots, used in turn by the shards of all
+    versions; a slot has a place of each client. When the shard `places` ahead of a slot's earlier
+    one was returned, all clients have pushed that, and so have read the slot.
+
     Attributes
     ----------
     shards : elements [start, stop) of each.
     places : number of places for pushed shards, and of places for results.
     place_bytes : size of a place for one array, in whole pages.
     addends : arrays of a pushed shard, each in a place of its own, one after another.
+    dtype : of the elements in memory.
+    gathers : clients of a gather; 0: clients sum.
     """
 
     shards: Sequence[tuple[int, int]]
     places: int
     place_bytes: int
     addends: int = 1
+    dtype: np.dtype[Any] = DTYPES["fp32"]
+    gathers: int = 0
 
     @classmethod
-    def of(cls, elements: int, shard_bytes: int, addends: int = 0) -> Self:
-        """Return the layout of a tensor of float32, cut by `routing.partition`; 0 addends are one
-        array, too."""
-        cut = partition(4 * elements, shard_bytes)
-        longest = max(each.nbytes for each in cut)
+    def opened(cls, opened: Open, clients: int) -> Self:
+        """Return the layout of an exchange."""
+        if opened.operation != "gather":
+            return cls.of(opened.elements, opened.shard_bytes, opened.addends, opened.form)
+        cut = partition(opened.elements, opened.shard_bytes)
+        pages = -(-max(each.nbytes for each in cut) // PAGE_BYTES)
+        shards = [(each.offset, each.offset + each.nbytes) for each in cut]
+        places = min(len(cut), GATHER_PLACES)
+        return cls(shards, places, pages * PAGE_BYTES, 1, np.dtype(np.uint8), clients)
+
+    @classmethod
+    def of(cls, elements: int, shard_bytes: int, addends: int = 0, form: str = "fp32") -> Self:
+        """Return the layout of a tensor, cut by `routing.partition` as one of float32, whatever its
+        format; 0 addends are one array, too."""
+        cut, dtype = partition(4 * elements, shard_bytes), DTYPES[form]
+        longest = max(each.nbytes for each in cut) // 4 * dtype.itemsize
         place_bytes = -(-longest // PAGE_BYTES) * PAGE_BYTES
         places = min(len(cut), max(LEAST_PLACES, WINDOW_BYTES // max(1, place_bytes)))
         shards = [(each.offset // 4, (each.offset + each.nbytes) // 4) for each in cut]
-        return cls(shards, places, place_bytes, max(1, addends))
+        return cls(shards, places, place_bytes, max(1, addends), dtype)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a client's memory for all places."""
+        """Bytes of a client's own memory for all places."""
+        if self.gathers:
+            return 0
         return (self.addends + 1) * self.places * self.place_bytes
 
     @property
-    def place_elements(self) -> int:
-        """Capacity of a place, in float32 elements."""
-        return self.place_bytes // 4
+    def common_bytes(self) -> int:
+        """Bytes of the memory that all clients of a gather share."""
+        return 2 * self.places * self.gathers * self.place_bytes
 
-    def room(self, memory: NDArray[np.uint8], place: int, *, result: bool) -> NDArray[np.float32]:
+    def slot(self, common: NDArray[np.uint8], version: int, shard: int) -> NDArray[np.uint8]:
+        """Return the bytes of a shard of all clients of a gather, of shape (clients, bytes)."""
+        start, stop = self.shards[shard]
+        slots = common.reshape(2 * self.places, self.gathers, self.place_bytes)
+        number = (version - 1) * len(self.shards) + shard
+        return slots[number % len(slots), :, : stop - start]
+
+    @property
+    def place_elements(self) -> int:
+        """Capacity of a place, in elements."""
+        return self.place_bytes // self.dtype.itemsize
+
+    def room(self, memory: NDArray[np.uint8], place: int, *, result: bool) -> NDArray[Any]:
         """Return a place for pushed arrays, one after another, or for a result."""
         first = self.addends * self.places + place if result else self.addends * place
         count = 1 if result else self.addends
         start = first * self.place_bytes
-        return memory[start : start + count * self.place_bytes].view(np.float32)
+        return memory[start : start + count * self.place_bytes].view(self.dtype)
 
-    def pushed(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
+    def pushed(self, memory: NDArray[np.uint8], shard: int) -> NDArray[Any]:
         """Return a shard's pushed array in a client's memory; of several addends, of shape
         (addends, elements)."""
         start, stop = self.shards[shard]
@@ -140,9 +179,10 @@ class Layout:
         """Return the bytes of a client's memory from the first to the last of a pushed shard."""
         start, stop = self.shards[shard]
         room = self.room(memory, shard % self.places, result=False).view(np.uint8)
-        return room[: (self.addends - 1) * self.place_bytes + 4 * (stop - start)]
+        own = self.dtype.itemsize * (stop - start)
+        return room[: (self.addends - 1) * self.place_bytes + own]
 
-    def pulled(self, memory: NDArray[np.uint8], shard: int) -> NDArray[np.float32]:
+    def pulled(self, memory: NDArray[np.uint8], shard: int) -> NDArray[Any]:
         """Return a shard's result in a client's memory."""
         start, stop = self.shards[shard]
         return self.room(memory, shard % self.places, result=True)[: stop - start]

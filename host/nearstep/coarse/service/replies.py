@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearstep.coarse.service import errors, messages
+from nearstep.coarse.service.shared_memory import SharedMemory
 from nearstep.coarse.service.wire import SLICE_S, Address, Connection
 
 ANSWER_S = 5.0
@@ -30,6 +31,7 @@ class Sums:
     versions : last version of each shard that was received.
     kept : names of the parameters and states that the exchange updates.
     refused : refusal of the exchange or of a push, until it is raised.
+    common : memory that all clients of a gather share.
     """
 
     places: list[NDArray[np.uint8]]
@@ -37,6 +39,7 @@ class Sums:
     opened: bool = False
     kept: tuple[str, ...] = ()
     refused: messages.Refused | None = None
+    common: NDArray[np.uint8] | None = None
 
     def __post_init__(self) -> None:
         self.versions = [0] * len(self.places)
@@ -298,9 +301,11 @@ class Replies:
                 case messages.Challenge() | messages.Nearby() | messages.Welcome():
                     setattr(self, type(message).__name__.lower(), message)
                 case messages.Opened():
-                    if message.exchange in self.sums:
-                        self.sums[message.exchange].opened = True
-                        self.sums[message.exchange].kept = tuple(message.kept)
+                    if (sums := self.sums.get(message.exchange)) is not None:
+                        sums.opened, sums.kept = True, tuple(message.kept)
+                        if message.common:
+                            descriptor = self.connection.take_descriptor()
+                            sums.common = SharedMemory(message.common, descriptor).data
                 case messages.Summed():
                     self.pushed -= 1
                     if message.exchange in self.sums:

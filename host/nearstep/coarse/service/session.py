@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ class Session:
                     f"at most {MAX_SHARDS} shards",
                     f"{message.elements} elements in shards of {message.shard_bytes} bytes",
                 )
-            layout = Layout.of(message.elements, message.shard_bytes, message.addends)
+            layout = Layout.opened(message, self.clients)
             self.memory(message, layout.nbytes)
             if not self.connection.is_shared:
                 self._opened[message.exchange] = message, layout
@@ -133,16 +134,27 @@ class Session:
         with self._lock:
             self.segments.pop(message.segment, None)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the client shares memory with the service."""
+        return self.connection.is_shared
+
     def inline(self, nbytes: int) -> int:
         """Return the size of a message's payload: 0 where memory is shared."""
         return 0 if self.connection.is_shared else nbytes
 
-    def send(self, message: messages.Message, payload: NDArray[np.uint8] | None = None) -> None:
+    def send(
+        self,
+        message: messages.Message,
+        payload: NDArray[np.uint8] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
         """Queue a message, with its payload unless memory is shared; does not wait.
 
         A lost client is detected when its connection is read.
         """
-        self.connection.post(message, None if self.connection.is_shared else payload)
+        data = None if self.connection.is_shared else payload
+        self.connection.post(message, data, descriptors)
 
     def close(self) -> None:
         """End the connection once all posts have been sent, and drop the segments."""

@@ -193,7 +193,7 @@ class Connection:
         self._encoder = msgspec.msgpack.Encoder()
         self._lock = threading.Lock()
         self._left: deque[memoryview] = deque()
-        self._rights: Sequence[int] = ()  # descriptors sent with the first byte of `_left`
+        self._rights: list[int] = []  # copies of descriptors, sent with the first byte of `_left`
         self._taken = time.monotonic()  # time at which the socket last accepted bytes
         self._finishing = False
         self.closed = False
@@ -211,7 +211,7 @@ class Connection:
                 raise ConnectionResetError("closed")
             self._send_left()  # so that descriptors accompany their own message
             self._left.extend(self._frame(message, payload))
-            self._rights = descriptors
+            self._rights += map(os.dup, descriptors)
             self._send_left()
 
     def _send_left(self) -> None:
@@ -227,7 +227,12 @@ class Connection:
                     raise StalledError(self.silence_s)
             self._flush()
 
-    def post(self, message: Message, payload: NDArray[np.uint8] | None = None) -> None:
+    def post(
+        self,
+        message: Message,
+        payload: NDArray[np.uint8] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
         """Queue a frame and send what the socket accepts at once; `flush` sends the rest.
 
         The payload must not change until it has been sent. An error of the socket ends the
@@ -238,6 +243,7 @@ class Connection:
                 return
             waited = bool(self._left)
             self._left.extend(self._frame(message, payload))
+            self._rights += map(os.dup, descriptors)
             if len(self._left) > MAX_LEFT:
                 self.end()
             elif not waited:
@@ -313,11 +319,16 @@ class Connection:
         with contextlib.suppress(BlockingIOError):
             while self._left:
                 sent = self._sendmsg([*islice(self._left, MAX_PARTS)], self._rights)
-                self._taken, self._rights = time.monotonic(), ()
+                self._taken = time.monotonic()
+                self._close_rights()
                 while self._left and sent >= len(self._left[0]):
                     sent -= len(self._left.popleft())
                 if sent:
                     self._left[0] = self._left[0][sent:]
+
+    def _close_rights(self) -> None:
+        while self._rights:
+            os.close(self._rights.pop())
 
     def _flush_or_end(self) -> None:
         try:
@@ -482,6 +493,7 @@ class Connection:
         with self._lock:
             self.sock.close()
             self._left.clear()
+            self._close_rights()
         for each in self.descriptors:
             os.close(each)
         self.descriptors = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,11 +18,11 @@ from nearstep.coarse.routing import (
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
 from nearstep.coarse.service.errors import DeviceMemoryError
 from nearstep.coarse.service.exchange import Exchange
-from nearstep.coarse.service.messages import ReduceOpName
+from nearstep.coarse.service.messages import FormName, Operation, ReduceOpName
 from nearstep.scalars import check_whole
 
-EXACT_FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
-"""Formats that exact sums of tensors of 16 bits are rounded to."""
+FORMS: Mapping[str, FormName] = {"float16": "fp16", "bfloat16": "bf16"}
+"""Formats of dtypes of 16 bits: of tensors in memory, and of their exact sums."""
 
 KEPT_BYTES = 1 << 29
 """Device memory of cached exchanges above which the oldest are evicted, in bytes."""
@@ -87,10 +87,14 @@ class Exchanges:
         self._sums += 1
         return self._take(elements, operation, kind, turn, addends)
 
+    def gather(self, nbytes: int, kind: str, turn: int) -> Exchange:
+        """Return an exchange that gathers `nbytes` bytes of each process; otherwise as `take`."""
+        return self._take(nbytes, "gather", kind, turn)
+
     def _take(
         self,
         elements: int,
-        operation: ReduceOpName,
+        operation: Operation,
         kind: str = "",
         turn: int = 0,
         addends: int = 0,
@@ -111,7 +115,7 @@ class Exchanges:
         return found
 
     def _open(
-        self, elements: int, operation: ReduceOpName, kind: str, turn: int, addends: int
+        self, elements: int, operation: Operation, kind: str, turn: int, addends: int
     ) -> Exchange:
         return self.client.exchange(
             elements,
@@ -121,11 +125,12 @@ class Exchanges:
             kind=kind,
             turn=turn,
             addends=addends,
+            form=FORMS.get(kind, "fp32"),
         )
 
     def _format(self, kind: str) -> str:
         """Return the format of an exact sum of tensors of this dtype."""
-        own = EXACT_FORMATS.get(kind, self.wire)
+        own = FORMS.get(kind, self.wire)
         if self.wire not in ("fp32", own):
             raise ExactSumError("wire", f"fp32 or {own}, the format of {kind}", repr(self.wire))
         return own
@@ -178,5 +183,8 @@ class Exchanges:
 
 
 def _nbytes(elements: int, operation: str, kind: str, addends: int) -> int:
-    """Return the device memory of an exchange for one client, in bytes, as for whole tensors."""
+    """Return the device memory of an exchange for one client, in bytes, as for whole tensors; of a
+    gather, its part of the shared memory."""
+    if operation == "gather":
+        return 2 * elements
     return 4 * elements * (1 + max(1, addends))

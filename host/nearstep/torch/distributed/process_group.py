@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._distributed_c10d import (
     BroadcastOptions,
@@ -30,7 +31,7 @@ from nearstep.coarse.errors import ExactSumError
 from nearstep.coarse.pool import EXACT
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service.client import PROFILED_BYTES, Client
-from nearstep.coarse.service.errors import JobError
+from nearstep.coarse.service.errors import JobError, UnsharedError
 from nearstep.coarse.service.messages import ReduceOpName
 from nearstep.torch.distributed.exchanges import Exchanges
 from nearstep.torch.distributed.fallback import NATIVE, Gloo
@@ -51,6 +52,10 @@ from nearstep.torch.distributed.tensors import (
 from nearstep.torch.distributed.untraced import untraced
 from nearstep.torch.distributed.work import CoarseWork, Lane, StridedReceive, begin, join
 
+GATHER_BYTES = 1 << 20
+"""Least size of an all-gather's result through the service's memory, in bytes: gloo takes less time
+for smaller ones."""
+
 HELD_WORKS = 1024
 """Maximum number of works kept although not yet waited for: DDP's `join` waits late."""
 
@@ -63,9 +68,10 @@ OPEN: weakref.WeakSet[CoarseProcessGroup] = weakref.WeakSet()
 class CoarseProcessGroup(dist.ProcessGroup):
     """Collectives of one group of processes.
 
-    Sums, averages and maxima of float32, bfloat16 and float16 use the rings of the devices. Gloo
-    moves bytes (broadcast, gathers, scatters, all-to-all, send and recv), and does other reductions
-    with a `GlooFallbackWarning`.
+    Sums, averages and maxima of float32, bfloat16 and float16 use the rings of the devices, and
+    all-gathers into one tensor memory that the service shares with all processes. Gloo moves other
+    bytes (broadcast, gathers of lists, scatters, all-to-all, send and recv), and does other
+    reductions with a `GlooFallbackWarning`.
 
     Parameters
     ----------
@@ -82,6 +88,7 @@ class CoarseProcessGroup(dist.ProcessGroup):
     exchanges : cache and routing of the group's exchanges.
     gloo : gloo's group of the same processes.
     ring_bytes : bytes summed by the rings, in float32.
+    gathered_bytes : bytes of results gathered through the service's memory.
 
     Ref: COARSE paper, sections III-D and IV-B.
     """
@@ -102,7 +109,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self.job = job
         self._rank, self._size = rank, size
-        self.ring_bytes = 0
+        self.ring_bytes = self.gathered_bytes = 0
+        self._gathers = True
         self._release = release
         self._connected: Future[Client] = Future()
         self.exchanges = Exchanges(self._connected.result, wire)
@@ -313,7 +321,12 @@ class CoarseProcessGroup(dist.ProcessGroup):
         pairs = list(zip(tensors_of(outputs), tensors_of(inputs), strict=True))
         for output, given in pairs:
             check_parts(given, output, self._size)
-        return self._move("_allgather_base", outputs, pairs)
+
+        def action() -> None:
+            for output, given in pairs:
+                self._gather(output, given)
+
+        return self._submit("all_gather", outputs, action, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -516,20 +529,61 @@ class CoarseProcessGroup(dist.ProcessGroup):
         options : options of each call.
         """
 
-        def action() -> None:
-            group, works = self.gloo.group, []
-            back: list[tuple[Tensor, Tensor]] = []
-            for outputs, inputs in calls:
-                places = tree_map(dense, outputs)
-                given = () if inputs is None else (tree_map(dense, inputs),)
-                works.append(getattr(group, method)(places, *given, *options))
-                back += zip(tree_leaves(outputs), tree_leaves(places), strict=True)
-            self.gloo.wait(works)
-            for output, place in back:
-                if not output.is_contiguous():
-                    output.copy_(place)
+        return self._submit(method, result, lambda: self._by_gloo(method, calls, *options))
 
-        return self._submit(method, result, action)
+    def _by_gloo(self, method: str, calls: Sequence[tuple[Any, Any]], *options: Any) -> None:
+        """Run a collective of gloo, as of `_move`, and wait for it."""
+        group, works = self.gloo.group, []
+        back: list[tuple[Tensor, Tensor]] = []
+        for outputs, inputs in calls:
+            places = tree_map(dense, outputs)
+            given = () if inputs is None else (tree_map(dense, inputs),)
+            works.append(getattr(group, method)(places, *given, *options))
+            back += zip(tree_leaves(outputs), tree_leaves(places), strict=True)
+        self.gloo.wait(works)
+        for output, place in back:
+            if not output.is_contiguous():
+                output.copy_(place)
+
+    def _gather(self, output: Tensor, given: Tensor) -> None:
+        """Gather the bytes of all processes' tensors, through memory that they share.
+
+        Gloo gathers less than `GATHER_BYTES`, and where some process does not share memory with the
+        service; it refuses shapes other than that of the tensors one behind the other."""
+        exchange = None
+        nbytes = given.numel() * given.element_size()
+        is_large = self._size * nbytes >= max(1, GATHER_BYTES)
+        shape = (self._size * given.shape[0], *given.shape[1:]) if given.dim() else None
+        is_plain = self._size > 1 and output.layout == given.layout == torch.strided
+        if is_large and is_plain and self._gathers and output.shape == shape:
+            self._sums += 1
+            kind = str(given.dtype).removeprefix("torch.")
+            try:
+                exchange = self.exchanges.gather(nbytes, kind, self._sums)
+            except UnsharedError:  # in all processes
+                self._gathers = False
+        if exchange is None:
+            return self._by_gloo("_allgather_base", [(output, given)])
+        target = flat(output)
+        rows = target.view(torch.uint8).view(self._size, nbytes)
+        own, source = rows[self._rank], flat(given.resolve_conj().resolve_neg()).view(torch.uint8)
+        if own.data_ptr() != source.data_ptr():  # FSDP2 gathers in place
+            own.copy_(source)
+
+        def take(parts: NDArray[Any], start: int, stop: int) -> None:
+            for rank, part in enumerate(parts):
+                if rank != self._rank:
+                    rows[rank, start:stop].copy_(torch.from_numpy(part))
+
+        exchange.run(
+            lambda part, start, stop: torch.from_numpy(part).copy_(own[start:stop]),
+            take,
+            turn=self._sums,
+        )
+        self.gathered_bytes += output.numel() * output.element_size()
+        if not output.is_contiguous():
+            output.copy_(target.view(output.shape))
+        return None
 
     def _hold(self, work: CoarseWork) -> CoarseWork:
         """Keep a reference to a work until it is over: torch alone would drop its Python object.
@@ -599,9 +653,13 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._sums += 1
         kind = str(source.dtype).removeprefix("torch.")
         exchange = self.exchanges.take(source.shape[-1], operation, kind, self._sums, addends)
+
+        def values(part: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(part).view(source.dtype)
+
         exchange.run(
-            lambda part, start, stop: torch.from_numpy(part).copy_(source[..., start:stop]),
-            lambda part, start, stop: take(start, stop, torch.from_numpy(part)),
+            lambda part, start, stop: values(part).copy_(source[..., start:stop]),
+            lambda part, start, stop: take(start, stop, values(part)),
             turn=self._sums,
         )
         self.ring_bytes += 4 * source.numel()
