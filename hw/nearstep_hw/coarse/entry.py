@@ -31,6 +31,8 @@ class StepLayout(data.StructLayout):
     end : the last step of the job.
     list, addends : with exact sums alone. The step makes a list longer: so many addends of each
         beat are received, and sent before the device's own one; in the final step all are added.
+    apart : with exact sums alone. Received and own elements, of 16 bits, pass the ALUs in one beat:
+        in a list the last received ones, sent before the own ones; elsewhere results, written.
     """
 
     def __init__(self, config: CoarseConfig) -> None:
@@ -47,9 +49,18 @@ class StepLayout(data.StructLayout):
                 "final": 1,
                 "tail": 1,
                 "end": 1,
-                **({"list": 1, "addends": MEMBER_BITS} if config.exact else {}),
+                **({"list": 1, "addends": MEMBER_BITS, "apart": 1} if config.exact else {}),
             }
         )
+
+
+class SentLayout(data.StructLayout):
+    """A `PieceLayout` for the wire; with exact sums also whether both of its halves are sent, of
+    elements of 16 bits.
+    """
+
+    def __init__(self, width: int, *, exact: bool) -> None:
+        super().__init__({"data": width, "last": 1, **({"both": 1} if exact else {})})
 
 
 class RangeLayout(data.StructLayout):
@@ -77,6 +88,15 @@ def path_beats(config: CoarseConfig) -> int:
     ALUs, with which a step that only sends overlaps one that receives.
     """
     return max(2, config.entry_bytes // (ELEMENT_BYTES * config.alus))
+
+
+def most_woven(config: CoarseConfig) -> int:
+    """Return the most members of a ring in which all entries that a chunk of an exact sum sends,
+    twice as many for two members, and the longest list fit into the buffers between two cores.
+    """
+    space = 2 * config.buffer_entries - 2
+    fit = (n for n in range(2, space) if (n * n + n - 2) // (1 if n == 2 else 2) + n - 1 <= space)
+    return max(fit, default=0)
 
 
 def most_members(config: CoarseConfig, chunks: int) -> int:

@@ -1,11 +1,12 @@
 """Conversion between phits of a link and beats of the ALUs."""
 
-from amaranth import Cat, Elaboratable, Module, ResetInserter
+from amaranth import Cat, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
+from nearstep_hw.coarse.entry import SentLayout
 from nearstep_hw.coarse.wire import PHIT_BITS, EntryPhit
-from nearstep_hw.stream.gearbox import PieceLayout, StreamPack, StreamSplit
+from nearstep_hw.stream.gearbox import StreamPack, StreamSplit
 
 _HALF = PHIT_BITS // 2
 
@@ -73,6 +74,7 @@ class SendPhits(wiring.Component):
     Parameters
     ----------
     alus : elements of a beat.
+    exact : beats may have `both` halves, if they have several phits.
 
     Members
     -------
@@ -82,11 +84,12 @@ class SendPhits(wiring.Component):
     i_clear : clears all state.
     """
 
-    def __init__(self, alus: int) -> None:
+    def __init__(self, alus: int, *, exact: bool = False) -> None:
         self.alus = alus
+        self.exact = exact
         super().__init__(
             {
-                "i": In(stream.Signature(PieceLayout(32 * alus))),
+                "i": In(stream.Signature(SentLayout(32 * alus, exact=exact))),
                 "o": Out(stream.Signature(EntryPhit)),
                 "i_halves": In(1),
                 "i_clear": In(1),
@@ -99,7 +102,13 @@ class SendPhits(wiring.Component):
         phit = self.o.payload
         if beat_phits > 1:
             m.submodules.gear = gear = StreamSplit(piece_width=PHIT_BITS, factor=beat_phits)
-            m.d.comb += [gear.i_half.eq(self.i_halves), phit.data.eq(gear.o.payload.data)]
+            half = self.i_halves
+            if self.exact:
+                both = Signal()
+                half &= ~both
+                with m.If(gear.i.valid & gear.i.ready):
+                    m.d.sync += both.eq(self.i.payload.both)
+            m.d.comb += [gear.i_half.eq(half), phit.data.eq(gear.o.payload.data)]
         else:
             m.submodules.gear = gear = StreamPack(piece_width=PHIT_BITS, factor=2)
             word = gear.o.payload.data

@@ -4,11 +4,10 @@ from amaranth import Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 
-from nearstep_hw.coarse.entry import path_beats
+from nearstep_hw.coarse.entry import SentLayout, path_beats
 from nearstep_hw.coarse.phits import SendPhits
 from nearstep_hw.coarse.wire import DescriptionLayout, EntryPhit
 from nearstep_hw.stream.fifo import StreamFifo
-from nearstep_hw.stream.gearbox import PieceLayout
 from nearstep_spec.coarse.config import CoarseConfig
 
 _STRAY_ENTRIES = 4  # entries of one beat in registers around the FIFO
@@ -35,7 +34,7 @@ class SendPath(wiring.Component):
         self.config = config
         super().__init__(
             {
-                "i": In(stream.Signature(PieceLayout(32 * config.alus))),
+                "i": In(stream.Signature(SentLayout(32 * config.alus, exact=bool(config.exact)))),
                 "i_describe": In(1),
                 "i_description": In(DescriptionLayout(exact=bool(config.exact))),
                 "i_halves": In(1),
@@ -48,9 +47,11 @@ class SendPath(wiring.Component):
 
     def elaborate(self, platform: object) -> Elaboratable:
         m = Module()
-        depth = path_beats(self.config)
-        m.submodules.fifo = fifo = StreamFifo(PieceLayout(32 * self.config.alus), depth=depth)
-        m.submodules.phits = phits = SendPhits(self.config.alus)
+        exact = bool(self.config.exact)
+        # In an exact sum four devices send two entries more before a list is added than during it.
+        depth = path_beats(self.config) * (4 if exact else 1)
+        m.submodules.fifo = fifo = StreamFifo(self.i.payload.shape(), depth=depth)
+        m.submodules.phits = phits = SendPhits(self.config.alus, exact=exact)
         entries = Signal(range(depth + _STRAY_ENTRIES))
         begun = self.i.valid & self.i.ready & self.i.payload.last
         ended = phits.o.valid & phits.o.ready & phits.o.payload.last

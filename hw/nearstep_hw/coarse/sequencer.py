@@ -8,8 +8,7 @@ from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
 
 from nearstep_hw.coarse.entry import StepLayout
-from nearstep_hw.coarse.reduce import Reduce, ReduceLayout
-from nearstep_hw.coarse.sums import IN_FLIGHT
+from nearstep_hw.coarse.reduce import ReduceLayout
 from nearstep_hw.coarse.wire import MEMBER_BITS
 from nearstep_spec.coarse.config import BEAT_ELEMENTS, CoarseConfig
 
@@ -29,7 +28,7 @@ class StepSequencer(wiring.Component):
     """Joins received and local values of each step; local values beyond the tensor are zero.
 
     In an exact sum a beat of a list has a turn for each received addend, then one for the local
-    one, and steps other than final ones wait until all sums have left the core.
+    one, which shares the turn before if they may pass apart, and are of one entry.
 
     *Timing*: combinational; a beat a cycle, without a gap between steps.
 
@@ -39,7 +38,6 @@ class StepSequencer(wiring.Component):
     received, local : beats of the steps that need them.
     o : beats for the ALUs.
     writes : steps that write, each in the cycle of its first beat.
-    i_summed : with exact sums alone: a beat of sums has left the core.
     o_stall_local, o_stall_receive, o_stall_write : the sequencer stalls on this stream.
     i_clear : clears all state.
     """
@@ -58,7 +56,6 @@ class StepSequencer(wiring.Component):
                 "o_stall_receive": Out(1),
                 "o_stall_write": Out(1),
                 "i_clear": In(1),
-                **({"i_summed": In(1)} if config.exact else {}),
             }
         )
 
@@ -73,13 +70,16 @@ class StepSequencer(wiring.Component):
         lacks_local = Signal()
         lacks_received = Signal()
         fires = Signal()
-        starts, offers = step.write & (beat == 0), self.i.valid
+        starts = step.write & (beat == 0)
         passes, done = fires, fires & last  # to the next beat, and step
         turn = Turn(step.receive, step.local, step.send, step.write, step.final, last)
+        combined = turn.receive
         if self.config.exact:
-            turn, begins, ends, waits = self._turns(m, fires, last, exists)
-            starts, offers = starts & begins, offers & ~waits
-            passes, done = passes & ends, done & ends
+            turn, begins, ends = self._turns(m, fires, last, exists)
+            starts, passes, done = starts & begins, passes & ends, done & ends
+            apart = step.apart & turn.receive & turn.local
+            combined = turn.receive & ~apart
+            m.d.comb += control.apart.eq(apart)
 
         m.d.comb += [
             exists.eq((beat >> shift) < step.beats),
@@ -88,12 +88,12 @@ class StepSequencer(wiring.Component):
             lacks_local.eq(turn.local & exists & ~self.local.valid),
             lacks_received.eq(turn.receive & ~self.received.valid),
             self.o.valid.eq(
-                offers & ~lacks_local & ~lacks_received & (~announces | self.writes.ready)
+                self.i.valid & ~lacks_local & ~lacks_received & (~announces | self.writes.ready)
             ),
             fires.eq(self.o.valid & self.o.ready),
             self.o.payload.received.eq(self.received.payload),
             self.o.payload.local.eq(Mux(exists, self.local.payload, 0)),
-            control.receive.eq(turn.receive),
+            control.receive.eq(combined),
             control.local.eq(turn.local),
             control.final.eq(turn.final),
             control.send.eq(turn.send),
@@ -117,31 +117,32 @@ class StepSequencer(wiring.Component):
 
     def _turns(
         self, m: Module, fires: Signal, last: Signal, exists: Signal
-    ) -> tuple[Turn, Value, Value, Value]:
-        """Return the turn of a beat, and whether it is the first one, the last one, or waits."""
+    ) -> tuple[Turn, Value, Value]:
+        """Return the turn of a beat, and whether it is the first one and the last one."""
         step, control = self.i.payload, self.o.payload.control
         turn = Signal(MEMBER_BITS)
         place = Signal(len(step.wire_beats) + exact_log2(BEAT_ELEMENTS // self.config.alus))
-        left = Signal(range(IN_FLIGHT + Reduce.latency + 1))  # beats of sums in the core
-        own, ends, fills, sums, waits = (
-            Signal(name=n) for n in ("own", "ends", "fills", "sums", "waits")
+        after, size = (Signal(len(place) + 1, name=n) for n in ("after", "size"))
+        own, ends, fills, sums, shares = (
+            Signal(name=n) for n in ("own", "ends", "fills", "sums", "shares")
         )
         m.d.comb += [
-            own.eq(turn == step.addends),
+            size.eq(step.wire_beats << len(place) - len(step.wire_beats)),
+            shares.eq(step.apart & (turn + 1 == step.addends) & (place + 1 != size)),
+            own.eq(shares | (turn == step.addends)),
             ends.eq(~step.list | own),
-            fills.eq(place + 1 == step.wire_beats << len(place) - len(step.wire_beats)),
+            after.eq(place + 1 + shares),
+            fills.eq(after == size),
             sums.eq(step.list & step.final),
-            waits.eq(~sums & (left != 0)),
             control.sum.eq(sums),
             control.closes.eq(own),
             control.stored.eq(step.write & exists),
         ]
         with m.If(fires & step.list):
-            m.d.sync += [turn.eq(Mux(own, 0, turn + 1)), place.eq(Mux(fills, 0, place + 1))]
-        m.d.sync += left.eq(left + (fires & sums & own) - self.i_summed)
+            m.d.sync += [turn.eq(Mux(own, 0, turn + 1)), place.eq(Mux(fills, 0, after))]
         return (
             Turn(
-                receive=step.receive & ~(step.list & own),
+                receive=step.receive & ~(step.list & own & ~shares),
                 local=step.local & ends,
                 send=step.send & ~sums,
                 write=step.write & ~sums,
@@ -150,5 +151,4 @@ class StepSequencer(wiring.Component):
             ),
             turn == 0,
             ends,
-            waits,
         )

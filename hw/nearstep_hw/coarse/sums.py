@@ -16,10 +16,8 @@ from nearstep_spec.fp import BF16, FP16, FP32
 
 _FORMATS = {"fp32": FP32, "fp16": FP16, "bf16": BF16}
 _FATE_DEPTH = 8
-_PACE, _DIGITS = 2, 2  # a sum of four devices takes as many cycles as it has addends
-
-IN_FLIGHT = _FATE_DEPTH + 1 + half.DEPTH
-"""Most beats of sums in `OwnerSums`: a FIFO with its output, and a pipeline."""
+PACE, DIGITS = 3, 2  # a sum of three devices takes as many cycles as it has addends
+_IN_FLIGHT = _FATE_DEPTH + 1 + half.DEPTH  # beats of sums: a FIFO with its output, and a pipeline
 
 
 class SumLayout(data.StructLayout):
@@ -52,7 +50,7 @@ class OwnerSums(wiring.Component):
     i_wire, i_divisor : of the job; held.
     send : sums for the wire; elements of 16 bits in the lower half.
     write : sums for memory.
-    o_summed : pulse: a beat of sums has been output.
+    o_busy : sums have not been output; from the cycle after their last addends.
     i_clear : clears all state.
     """
 
@@ -66,7 +64,7 @@ class OwnerSums(wiring.Component):
                 "i_divisor": In(bits_for(MAX_ADDENDS)),
                 "send": Out(stream.Signature(PieceLayout(width))),
                 "write": Out(stream.Signature(width)),
-                "o_summed": Out(1),
+                "o_busy": Out(1),
                 "i_clear": In(1),
             }
         )
@@ -85,7 +83,7 @@ class OwnerSums(wiring.Component):
             chosen = Signal(name=f"is_{name}")
             m.d.comb += chosen.eq(self.i_wire == Wire[name.upper()])
             lanes = [
-                ExactAccumulator(fmt, pace=_PACE, digits=_DIGITS) for _ in range(self.config.alus)
+                ExactAccumulator(fmt, pace=PACE, digits=DIGITS) for _ in range(self.config.alus)
             ]
             for lane, unit in enumerate(lanes):
                 m.submodules[f"{name}_{lane}"] = unit
@@ -111,6 +109,7 @@ class OwnerSums(wiring.Component):
         sent, written = Signal(), Signal()  # by one output, not yet by both
         wait_send, wait_write = (each.valid & ~each.ready for each in (self.send, self.write))
         done = Signal(layout)
+        left = Signal(range(_IN_FLIGHT + 1))
         m.d.comb += [
             self.i.ready.eq(Cat(ready).any() & fates.i.ready),
             takes.eq(self.i.valid & self.i.ready),
@@ -124,9 +123,10 @@ class OwnerSums(wiring.Component):
             self.send.payload.last.eq(done.last),
             self.write.valid.eq(valid & done.write & ~written),
             advance.eq(~wait_send & ~wait_write),
-            self.o_summed.eq(valid & advance),
+            self.o_busy.eq(left != 0),
         ]
         m.d.sync += [
+            left.eq(left + fates.i.valid - (valid & advance)),
             sent.eq(~advance & (sent | (self.send.valid & self.send.ready))),
             written.eq(~advance & (written | (self.write.valid & self.write.ready))),
         ]

@@ -11,7 +11,7 @@ from nearstep_hw.axi.signature import (
     connect_channels,
 )
 from nearstep_hw.coarse.cut import TensorCut
-from nearstep_hw.coarse.entry import StepLayout, most_members
+from nearstep_hw.coarse.entry import StepLayout, most_members, most_woven
 from nearstep_hw.coarse.job_check import JobCheck
 from nearstep_hw.coarse.local_load import LocalLoad
 from nearstep_hw.coarse.receive_path import ReceivePath
@@ -45,7 +45,8 @@ class SyncCore(wiring.Component):
     `i_clear`. The source is never written.
 
     In an exact sum, a job with a divisor, lists of addends go to the owner of their part, which
-    adds them in `OwnerSums`; a batch has as many chunks as fit into the buffers between two cores.
+    adds them in `OwnerSums`. Its rounds are interleaved if what is then on its way fits into the
+    buffers between two cores; else a batch has as many chunks as fit.
 
     *Timing*: a beat of the ALUs or a phit on each link a cycle, whichever takes longer. A job's
     first entry is sent 60 cycles and the latency of the memory after the job was accepted; 31 of
@@ -205,7 +206,14 @@ class SyncCore(wiring.Component):
                 each.i_tail_exist.eq(cut.o_tail_exist),
             ]
             if batch is not None:
-                m.d.comb += [each.i_exact.eq(job.divisor != 0), each.i_ahead.eq(batch)]
+                m.d.comb += [
+                    each.i_exact.eq(job.divisor != 0),
+                    each.i_woven.eq(
+                        (job.divisor != 0) & (self.i_members <= most_woven(self.config))
+                    ),
+                    each.i_halves.eq(job.wire != Wire.FP32),
+                    each.i_ahead.eq(batch),
+                ]
         wiring.connect(m, ahead.o, load.i)
         wiring.connect(m, walker.o, steps.i)
         wiring.connect(m, steps.o, sequencer.i)
@@ -237,7 +245,7 @@ class SyncCore(wiring.Component):
             m.d.comb += [
                 sums.i_wire.eq(job.wire),
                 sums.i_divisor.eq(job.divisor),
-                sequencer.i_summed.eq(sums.o_summed),
+                reduce.i_hold.eq(sums.o_busy),
             ]
             self._either(m, reduce.write, sums.write, write.data)
         return reduce

@@ -1,12 +1,12 @@
 """Steps of a job, in order of execution."""
 
-from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal
+from amaranth import Elaboratable, Module, Mux, ResetInserter, Signal, Value, signed
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import bits_for
 
 from nearstep_hw.coarse.entry import BEAT_BITS, StepLayout, max_entry_beats
-from nearstep_hw.coarse.wire import MEMBER_BITS
+from nearstep_hw.coarse.wire import MEMBER_BITS, PHIT_BITS
 from nearstep_spec.coarse.config import CoarseConfig
 
 ROUND_BITS = MEMBER_BITS + 1  # of 0 to 2 * members - 2
@@ -21,7 +21,10 @@ class EntryWalker(wiring.Component):
     outgoing link while the last round only receives and writes.
 
     In an exact sum a round before the last one of a part sends as many entries as devices have
-    added to it: the rounds are the same, on lists.
+    added to it: the rounds are the same, on lists. Woven, the rounds of different chunks are
+    interleaved, so that one that only adds alternates with those that make lists longer: after
+    round 0 of chunk h come round 1 of chunk h - 1, round 2 of chunk h - 2 and so on, with two
+    devices of chunks h - 2 and h - 4; the last one is one step with round 0 of chunk h + 1.
 
     *Timing*: a step every three cycles; the first four cycles after `i_start`.
 
@@ -34,7 +37,8 @@ class EntryWalker(wiring.Component):
     i_start : pulse.
     i_members, i_position : of the ring, held.
     i_chunks, i_entry_beats, i_chunk_beats, i_tail_beats, i_tail_exist : from `TensorCut`, held.
-    i_exact, i_ahead : with exact sums alone: the job is one; chunks of a batch; held.
+    i_exact, i_woven, i_halves, i_ahead : with exact sums alone: the job is one; woven; its elements
+        have 16 bits; chunks of a batch; held.
     o : the steps.
     i_clear : clears all state.
     """
@@ -56,7 +60,10 @@ class EntryWalker(wiring.Component):
                 "o": Out(stream.Signature(StepLayout(config))),
                 "i_clear": In(1),
                 **(
-                    {"i_exact": In(1), "i_ahead": In(range(config.chunks_ahead + 1))}
+                    {
+                        **dict.fromkeys(("i_exact", "i_woven", "i_halves"), In(1)),
+                        "i_ahead": In(range(config.chunks_ahead + 1)),
+                    }
                     if config.exact
                     else {}
                 ),
@@ -89,18 +96,21 @@ class EntryWalker(wiring.Component):
         in_last = Signal()
         batch_beats = Signal(len(self.i_chunk_beats) + bits_for(most_ahead))
 
+        last = Mux(
+            self.ahead,
+            (self.left - ahead_chunks == self.next_count) & (self.chunk + 1 == self.next_count),
+            (self.next_count == 0) & (self.chunk + 1 == self.count),
+        )
+        skipped: Value | int = batch_beats
+        if self.config.exact:
+            self._weave(m, merged, last_chunk)
+            last = Mux(self.i_woven, self.number + 1 == self.i_chunks, last)
+            skipped = Mux(self.i_woven, 0, batch_beats)
         m.d.comb += [
             self.last_round.eq(2 * self.i_members - 2),
             merged.eq(self.round == self.last_round),
             first.eq(self.ahead | (self.round == 0)),
-            last_chunk.eq(
-                Mux(
-                    self.ahead,
-                    (self.left - ahead_chunks == self.next_count)
-                    & (self.chunk + 1 == self.next_count),
-                    (self.next_count == 0) & (self.chunk + 1 == self.count),
-                )
-            ),
+            last_chunk.eq(last),
             size.eq(Mux(last_chunk, self.i_tail_beats, self.i_entry_beats)),
             part.eq(Mux(first, self.i_position, self.part)),
             batch_beats.eq(self.i_chunk_beats * ahead_chunks),
@@ -116,6 +126,14 @@ class EntryWalker(wiring.Component):
                     self.chunk_at.eq(0),
                     self.left.eq(self.i_chunks),
                 ]
+                if self.config.exact:
+                    with m.If(self.i_woven):
+                        m.d.sync += [
+                            self.round.eq(self.last_round),
+                            self.number.eq(-1),
+                            self.head.eq(0),
+                            self.head_at.eq(0),
+                        ]
                 m.next = "BATCH"
             with m.State("BATCH"):
                 more = self.left - ahead_chunks
@@ -128,7 +146,7 @@ class EntryWalker(wiring.Component):
             with m.State("STEP"):
                 m.d.sync += [
                     offset.eq(part * size),
-                    start_at.eq(self.chunk_at + Mux(self.ahead, batch_beats, 0)),
+                    start_at.eq(self.chunk_at + Mux(self.ahead, skipped, 0)),
                     in_last.eq(last_chunk),
                     step.wire_beats.eq(size),
                     step.receive.eq(~first),
@@ -143,7 +161,12 @@ class EntryWalker(wiring.Component):
                     m.d.sync += [
                         step.list.eq(self.i_exact & (first | (self.round < self.i_members))),
                         step.addends.eq(Mux(first, 0, self.round)),
+                        step.apart.eq(self.joint | self.shares),
                     ]
+                    with m.If(self.joint):
+                        m.d.sync += [step.local.eq(1), step.send.eq(1)]
+                    with m.If(self.i_woven & ~self.exists):
+                        self._advance(m, merged, batch_beats, ahead_chunks)
                 if self.loads:
                     with m.If(~self.ahead & (self.round >= self.i_members)):
                         self._advance(m, merged, batch_beats, ahead_chunks)
@@ -196,3 +219,51 @@ class EntryWalker(wiring.Component):
                 m.next = "BATCH"
                 with m.If(self.next_count == 0):
                     m.next = "IDLE"
+        if self.config.exact:
+            with m.If(self.i_woven):
+                self._advance_woven(m, merged)
+
+    def _weave(self, m: Module, merged: Signal, last_chunk: Signal) -> None:
+        """Add the place in the order of a woven job."""
+        self.number = Signal(signed(BEAT_BITS + 2))  # of the step's chunk
+        self.head = Signal(BEAT_BITS + 1)  # the chunk of the next round 0
+        self.head_at = Signal(BEAT_BITS)
+        self.exists = Signal()  # the chunk
+        self.joint = Signal()  # the step is the last round of a chunk, and round 0 of `head`
+        self.shares = Signal()  # lists may have received and own elements in a beat
+        m.d.comb += self.exists.eq((self.number >= 0) & (self.number < self.i_chunks))
+        if not self.loads:  # own values are loaded for round 0 alone
+            m.d.comb += self.joint.eq(
+                (self.i_woven & self.i_halves & merged & ~self.ahead & self.exists)
+                & (~last_chunk & (self.head + 1 < self.i_chunks))
+            )
+        if 32 * self.config.alus > PHIT_BITS:  # a beat has several phits
+            m.d.comb += self.shares.eq(
+                self.i_exact & self.i_halves & (self.round + 1 < self.i_members)
+            )
+
+    def _advance_woven(self, m: Module, merged: Signal) -> None:
+        """Advance to the next step of a woven job."""
+        pair = self.i_members == 2
+        ends = merged & (self.ahead | self.joint)
+        begins = merged & ~ends  # round 0, which is not joint
+        number = Mux(merged, self.head, self.number)
+        at = Mux(merged, self.head_at, self.chunk_at)
+        back = Mux(pair, 2, 1)
+        m.next = "STEP"
+        m.d.sync += [
+            self.ahead.eq(begins),
+            self.round.eq(Mux(ends, 1, self.round + ~merged)),
+            self.number.eq(number - Mux(begins, 0, back)),
+            self.chunk_at.eq(at - Mux(begins, 0, self.i_chunk_beats << pair)),
+        ]
+        with m.If(~begins):
+            source = Mux(merged, self.i_position, self.part)
+            m.d.sync += self.part.eq(Mux(source == 0, self.i_members - 1, source - 1))
+        with m.If(ends):
+            m.d.sync += [
+                self.head.eq(self.head + 1),
+                self.head_at.eq(self.head_at + self.i_chunk_beats),
+            ]
+        with m.If(begins & (self.number + 1 == self.i_chunks)):
+            m.next = "IDLE"

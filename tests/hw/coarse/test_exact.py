@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nearstep_hw.coarse.exact import ExactAccumulator
+from nearstep_hw.coarse.sums import DIGITS, PACE
 from nearstep_sim.bench.operands import SPECIALS
 from nearstep_sim.bench.stream_bench import STALLS, StreamBench
 from nearstep_sim.golden.coarse_cpp import exact_sum
@@ -23,7 +24,9 @@ def wire(request):
 
 @pytest.fixture(scope="module")
 def bench(wire):
-    unit = StreamBench(ExactAccumulator(FORMATS[wire], pace=2, digits=2), name="exact", key=wire)
+    unit = StreamBench(
+        ExactAccumulator(FORMATS[wire], pace=PACE, digits=DIGITS), name="exact", key=wire
+    )
     yield unit
     unit.close()
 
@@ -87,8 +90,8 @@ def test_sums_have_the_bits_of_the_golden_model(bench, wire, mode, divisor) -> N
 
 
 def test_a_sum_takes_a_cycle_for_each_addend_and_each_turn(bench, wire) -> None:
-    unit = ExactAccumulator(FORMATS[wire], pace=2)
-    assert (unit.words, unit.turns) == ((1, 1) if wire == "fp16" else (5, 3))
+    unit = ExactAccumulator(FORMATS[wire], pace=PACE)
+    assert (unit.words, unit.turns) == ((1, 1) if wire == "fp16" else (5, 2))
     checks = 0
     for addends in (1, 2, unit.turns + 1, 40):
         rows = np.zeros((50 * addends, 2 if wire == "fp32" else 1), np.uint32)

@@ -1,6 +1,6 @@
 """Rings of sync cores against the golden model; jobs that cannot be done; errors of the memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from nearstep_sim.bench.operands import operands
 from nearstep_sim.coarse.sync_ring import STALLS, Job, SyncRing
 from nearstep_sim.golden.coarse import OPERATIONS, ring_all_reduce
+from nearstep_sim.golden.coarse_cpp import exact_sum
 from nearstep_sim.models.memory import POISON
 from nearstep_sim.verilate.harness import CInjection
 from nearstep_spec.coarse.config import BEAT_BYTES, CoarseConfig
@@ -16,6 +17,8 @@ from nearstep_spec.coarse.registers import ErrorCause, ReduceOp, Stream, Wire
 MEBIBYTE = 1 << 20
 SMALL = {"entry_phits": 8, "chunks_ahead": 3, "local_beats": 32, "memory_bytes": MEBIBYTE}
 CONFIG = CoarseConfig(alus=8, **SMALL)
+FORMATS = {"wire_formats": ("fp32", "bf16"), "exact": ("bf16",)}
+EXACT = CoarseConfig(alus=8, buffer_entries=8, **SMALL, **FORMATS)
 SOURCE, DESTINATION = 4096 - 5 * BEAT_BYTES, MEBIBYTE // 2 + 3 * BEAT_BYTES
 SLVERR, DECERR, _, LATE = range(4)
 LATE_WRITES = CInjection(kind=LATE, write=1, limit=MEBIBYTE, times=1 << 20, delay=1000)
@@ -82,7 +85,7 @@ def _tensors(members: int, length: int, seed: int) -> list:
     return [each[:length] for each in made.values()]
 
 
-def _reduce(ring, tensors, operation, wire, *, reverse=False, **options) -> Checks:
+def _reduce(ring, tensors, operation, wire, *, reverse=False, divisor=0, **options) -> Checks:
     members = ring.members
     positions = [(members - d) % members if reverse else d for d in range(members)]
     job = Job(
@@ -93,12 +96,15 @@ def _reduce(ring, tensors, operation, wire, *, reverse=False, **options) -> Chec
         wire=Wire[wire.upper()],
         scale=1 / members,
         tag=len(tensors[0]) & 0xFFFF,
+        divisor=divisor,
     )
     _load(ring, tensors)
     reports = ring.run([job] * members, positions=positions, **options)
     golden = ring_all_reduce(
         tensors, operation=operation, wire=wire, config=ring.config, reverse=reverse
     )
+    if divisor:
+        exact_sum(tensors, [golden], wire=wire, divisor=divisor)
     return _check(ring, tensors, reports, golden)
 
 
@@ -405,3 +411,63 @@ def test_a_link_or_the_alus_are_busy_in_every_cycle(rings, wire: str, members: i
               f"{phits:.3f} phits a cycle")  # fmt: skip
         assert max(beats, phits) > 0.999
         assert whole.reads == whole.writes == length // 16
+
+
+def _entries(members: int) -> int:
+    """Entries between two cores that `most_woven` reserves."""
+    return (members * (members + 1) // 2 - 1) * (2 if members == 2 else 1) + members - 1
+
+
+@pytest.mark.parametrize("mode", STALLS)
+@pytest.mark.parametrize(("alus", "members"), [(8, 2), (8, 3), (8, 4), (4, 3), (16, 3)])
+def test_exact_sums_with_interleaved_rounds(rings, alus: int, members: int, mode: str) -> None:
+    ring = rings(members, replace(EXACT, alus=alus))
+    assert _entries(members) <= 2 * ring.config.buffer_entries - 2
+    print("seed 71")
+    rng = np.random.default_rng(71)
+    chunk = members * ring.config.entry_elements("bf16")
+    sizes = (1, 17, chunk, chunk + 17, 2 * chunk - 1, 9 * chunk + 40, 20 * chunk)
+    words = 0
+    for number, length in enumerate(sizes):
+        tensors = _tensors(members, length, 71 + number)
+        for operation, divisor in (("sum", 1), ("average", 0), ("sum", members)):
+            words += _reduce(
+                ring, tensors, operation, "bf16", divisor=divisor, stall=mode, seed=number,
+                reverse=bool(rng.integers(2)), memory_stall=float(rng.choice([0.0, 0.3])),
+                memory_latency=int(rng.choice([1, 10, 100])), link_latency=int(rng.choice([0, 90])),
+                slots=_entries(members) + bool(not divisor) * SMALL["chunks_ahead"],
+            ).results  # fmt: skip
+    assert words == 3 * members * sum(sizes)
+
+
+def test_a_halt_of_interleaved_rounds_and_a_clear_leave_nothing_behind(rings) -> None:
+    ring, checks = rings(3, EXACT), 0
+    print("seed 72")
+    rng = np.random.default_rng(72)
+    tensors = _tensors(3, 3000, 72)
+    job = Job(source=SOURCE, destination=DESTINATION, elements=3000, wire=Wire.BF16, divisor=1)
+    for cycle in [*range(1, 80, 13), *rng.integers(80, 1300, 24).tolist()]:
+        _load(ring, tensors)
+        reports = ring.run([job] * 3, max_cycles=cycle, stall="both", memory_latency=50)
+        assert [(r.done, r.fault.kind, r.violations) for r in reports] == [(0, 0, 0)] * 3
+        assert ring.clear()
+        checks += bool(_reduce(ring, tensors, "sum", "bf16", divisor=1, slots=14).results)
+    assert checks == 31
+
+
+@pytest.mark.parametrize("alus", [8, 16])
+@pytest.mark.parametrize("members", [2, 3, 4])
+def test_an_exact_sum_takes_at_most_half_as_long_again(rings, alus: int, members: int) -> None:
+    config = CoarseConfig(alus=alus, memory_bytes=2 * MEBIBYTE, exact=("bf16",))
+    ring, elements, cycles = rings(members, config), 1 << 18, []
+    for divisor in (0, 1):
+        ring.forget([(0, 2 * MEBIBYTE)])
+        for core in range(members):
+            ring.fill(core, 0, np.ones(elements, np.float32))
+        job = Job(source=0, destination=MEBIBYTE, elements=elements, wire=Wire.BF16,
+                  divisor=divisor)  # fmt: skip
+        reports = ring.run([job] * members, slots=2 * config.buffer_entries)
+        assert all(report.done for report in reports)
+        cycles.append(max(report.cycles for report in reports))
+    print(f"{members} devices, {alus} lanes: {cycles}, {cycles[1] / cycles[0]:.3f}")
+    assert cycles[1] <= 1.5 * cycles[0]

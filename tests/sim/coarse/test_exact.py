@@ -21,23 +21,25 @@ from .small_pool import random
 pytestmark = pytest.mark.deep
 
 SHAPE = f"{SMALLEST.partition('&')[2]}&{SMALL_MEMORY}&exact=fp32,fp16,bf16"
+WOVEN = SHAPE.replace("alus=4", "alus=8").replace("buffer_entries=4", "buffer_entries=8")
+"""With room for the rounds of different chunks at once, and beats of several phits."""
 LISTED = {"stall": 0.3, "link_latency": 30, "drop": 0.03, "corrupt": 0.03, "reorder": 0.03}
 FEW = 40  # elements that Python's integers sum
 SPECIAL = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, 1e-40, 3e38, -3e38], np.float32)
 
 
-def opened(kind: str, devices: int, **options: object) -> CoarsePool:
+def opened(kind: str, devices: int, shape: str = SHAPE, **options: object) -> CoarsePool:
     text = "".join(f"&{name}={value}" for name, value in options.items())
-    pool = CoarsePool.open(f"{kind}:coarse?devices={devices}&{SHAPE}{text}")
+    pool = CoarsePool.open(f"{kind}:coarse?devices={devices}&{shape}{text}")
     for node in pool.device.nodes:
         node.pool.retry.value = 512
         node.pool.keepalive.value = 128
     return pool
 
 
-@pytest.fixture(params=[2, 3, 4])
+@pytest.fixture(params=[(2, SHAPE), (3, SHAPE), (4, SHAPE), (3, WOVEN), (4, WOVEN)])
 def pools(request: pytest.FixtureRequest) -> Iterator[tuple[CoarsePool, CoarsePool]]:
-    with opened("sim", request.param) as sim, opened("golden", request.param) as golden:
+    with opened("sim", *request.param) as sim, opened("golden", request.param[0]) as golden:
         yield sim, golden
 
 
@@ -91,10 +93,12 @@ def test_sums_in_the_order_of_the_ring_are_as_before(pools) -> None:
     assert compared == 3 * 700 * sim.devices
 
 
+@pytest.mark.parametrize("shape", [SHAPE, WOVEN], ids=["batches", "woven"])
 @pytest.mark.parametrize("devices", [2, 4])
-def test_bits_are_the_same_on_bad_links_and_slow_memories(devices: int) -> None:
+def test_bits_are_the_same_on_bad_links_and_slow_memories(devices: int, shape: str) -> None:
     rng = random(93)
-    with opened("sim", devices, **LISTED, seed=5) as sim, opened("golden", devices) as golden:
+    options = {**LISTED, "seed": 5}
+    with opened("sim", devices, shape, **options) as sim, opened("golden", devices) as golden:
         compared = both(sim, golden, 900, rng)
         replays = sum(link.replays for d in sim.counters().devices for link in d.links)
     assert compared == 6 * 900 * devices
