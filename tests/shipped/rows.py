@@ -201,7 +201,8 @@ def _score_problems(rows: Iterable[Top | Block]) -> Iterator[str]:
     """Blocks with mutants that no row has, or nobody knows, and counts that do not add up."""
     named = {name for row in rows for name in row.mutants}
     known = mutants()
-    yield from (f"{name}: its mutants are in no row" for name in MUTATED if name not in named)
+    hardware = [name for name, table in MUTATED.items() if "modules" in table]
+    yield from (f"{name}: its mutants are in no row" for name in hardware if name not in named)
     yield from (f"{name}: no mutants of it" for name in named | set(known) if name not in MUTATED)
     for name, row in known.items():
         if row["survived"] != len(row["survivors"]):
