@@ -230,6 +230,6 @@ MISTAKES: Sequence[Mistake] = (
     superblock_first, over_the_last_superblock, both_copies_at_once, without_second_copies,
     without_reading_second_copies, the_older_copy, without_repairs, given_up_in_memory_only,
     over_the_last_generation, over_the_generation_before, over_kept_generations, over_indices,
-    without_checksums_of_extents, without_checksums_of_indices, without_checksums_of_superblocks,
+    without_checksums_of_extents, without_checksums_of_superblocks,
     without_the_end_of_a_failed_generation, without_the_rest,
 )  # fmt: skip
