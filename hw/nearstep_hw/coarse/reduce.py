@@ -54,11 +54,11 @@ class ReduceLayout(data.StructLayout):
 class Reduce(wiring.Component):
     """Widens, adds or compares, scales and narrows `alus` elements a cycle.
 
-    *Timing*: a beat a cycle, `latency` cycles. The pipeline stalls while a destination of the last
-    stage's beat is not ready.
-
     Received elements that are apart, of 16 bits, are written, or else sent in the lower half before
     the own ones.
+
+    *Timing*: a beat a cycle, `latency` cycles. The pipeline stalls while a destination of the last
+    stage's beat is not ready.
 
     *Numerics*: received + local in binary32; times `i_scale` in the final step of an average;
     rounded to the wire format. Elements that are not combined pass unchanged in binary32. The
