@@ -52,8 +52,6 @@ REGISTER = f"""  reg [{WIDTH - 1}:0] {SELECTOR};
 """
 READY = "proc\nmemory_collect\n"
 SOLVER_S = 60
-FLUSHED = 45
-"""Cycles after which the contents of every pipeline have been replaced: divisions take the most."""
 EQUAL = """
 {ready}{mutant.command}
 hierarchy -top \\{module}
@@ -73,7 +71,7 @@ IN_ANY_STATE = {
 ONCE_FLUSHED = {
     "before": "opt -full\n",
     "proof": f"opt -full\nopt_merge -share_all\nopt -full\nsat -timeout {SOLVER_S}"
-    f" -seq {FLUSHED + 1} -prove-skip {FLUSHED}",
+    " -seq {through} -prove-skip {cycles}",
 }
 RAW = argparse.RawDescriptionHelpFormatter
 NETLIST = "netlist.il"
@@ -115,13 +113,15 @@ class Mutant:
 class Design:
     """The first netlist with modules of the block, and its mutants.
 
-    The mutants are chosen once: every other netlist of the tests is left as it is.
+    The mutants are chosen once: every other netlist of the tests is left as it is. After `flushed`
+    cycles the contents of a pipeline have been replaced; 0: it is none.
     """
 
     modules: str
     count: int
     seed: int
     folder: Path
+    flushed: int = 0
     netlist: str = ""
     mutants: list[Mutant] = field(default_factory=list)
 
@@ -166,16 +166,18 @@ class Design:
         os.environ[MUTANT] = str(number)
 
     def is_equivalent(self, mutant: Mutant) -> bool:
-        """Whether no output and no next state of the mutant's module differs, in any state; or no
-        output of the unit that it is in, once `FLUSHED` cycles have replaced what was in it.
+        """Whether no output and no next state of the mutant's module differs, in any state; or, of
+        a pipeline, no output of the unit that it is in, once all in it has been replaced.
 
         For the first, registers and memories are cut: their contents become inputs, and what is
-        written outputs. The second proves it of pipelines: no value that a stage can have tells.
+        written outputs. The second proves that no value which a stage can have tells.
         """
         module = mutant.options["module"]
         unit = ".".join(module.split(".")[:2])
-        return self._proven(mutant, module, IN_ANY_STATE) or self._proven(
-            mutant, unit, ONCE_FLUSHED
+        cycles = self.flushed
+        proof = ONCE_FLUSHED["proof"].format(cycles=cycles, through=cycles + 1)
+        return self._proven(mutant, module, IN_ANY_STATE) or (
+            cycles > 0 and self._proven(mutant, unit, {**ONCE_FLUSHED, "proof": proof})
         )
 
     def _proven(self, mutant: Mutant, module: str, how: Mapping[str, str]) -> bool:
@@ -311,7 +313,7 @@ def campaign(table: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
     cache.mkdir(parents=True)
     (cache / "yowasp").symlink_to(cache_dir() / "yowasp")
     os.environ["NEARSTEP_CACHE"] = str(cache)
-    design = Design(table["modules"], count, seed, folder)
+    design = Design(table["modules"], count, seed, folder, table.get("flushed", 0))
     with pytest.MonkeyPatch.context() as patch:
         convert = rtlil.convert
         with_lines = SimpleNamespace(
