@@ -118,9 +118,14 @@ class Segment:
         layout = self._layout
         if layout is None or array not in self._quantized:
             return self.stripes, start, stop
-        block = Stripes(layout.nbytes(layout.elements), self.stripes.channels)
         first = layout.offset(start)
-        return block, first, first + layout.nbytes(stop - start)
+        return self.stripes_of(array), first, first + layout.nbytes(stop - start)
+
+    def stripes_of(self, array: str) -> Stripes:
+        """How what the buffers of an array hold is striped: elements, or bytes as in `span`."""
+        if self._layout is None or array not in self._quantized:
+            return self.stripes
+        return self.stripes.in_bytes(self._layout)
 
     def is_quantized(self, array: str) -> bool:
         """Whether an array is in 8 bits."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_spec.blockwise import BlockLayout
+
 
 @dataclass(frozen=True)
 class Stripes:
@@ -24,6 +26,10 @@ class Stripes:
 
     block: int
     channels: int
+
+    def in_bytes(self, layout: BlockLayout) -> Stripes:
+        """How the bytes of an array in 8 bits are striped, whose blocks are those of `layout`."""
+        return Stripes(layout.nbytes(layout.elements), self.channels)
 
     def before(self, element: int, channel: int) -> int:
         """How many of the first `element` elements are on a channel."""

@@ -166,6 +166,7 @@ class Tensor:
     attributes : the owner's, such as dtype and shape.
     first_drive : drive of the first extent, if it has space.
     pinned : whether all extents are on that drive.
+    step : most blocks of an extent; 0: those of the set.
     """
 
     name: str
@@ -174,6 +175,7 @@ class Tensor:
     table: Table
     first_drive: int = 0
     pinned: bool = False
+    step: int = 0
 
     @property
     def blocks(self) -> int:

@@ -62,6 +62,7 @@ def pack_index(
     for each in tensors:
         entry = {"name": each.name, "nbytes": each.nbytes, "extents": len(each.table)}
         entry |= {"first_drive": each.first_drive, "attributes": each.attributes}
+        entry |= {"step": each.step} if each.step else {}
         listed.append(entry | ({"pinned": True} if each.pinned else {}))
     table: dict[str, Any] = {"generation": generation, "meta": meta, "tensors": listed}
     has_names = bool(names.own or names.kept)
@@ -95,7 +96,11 @@ def unpack_index(
         head = json.loads(data[PREFIX.size : PREFIX.size + length])
         found, meta, listed = head["generation"], head["meta"], head["tensors"]
         columns = ("name", "nbytes", "extents", "first_drive", "attributes")
-        fields = [(*(each[name] for name in columns), bool(each.get("pinned"))) for each in listed]
+        more = [(bool(each.get("pinned")), int(each.get("step", 0))) for each in listed]
+        fields = [
+            (*(each[name] for name in columns), *own)
+            for each, own in zip(listed, more, strict=True)
+        ]
         kept = {
             name: (number, nbytes, crc, [Run(*run) for run in runs])
             for name, (number, nbytes, crc, runs) in head.get("kept", {}).items()
@@ -113,7 +118,7 @@ def unpack_index(
     _check_extents(rows, blocks, own)
     tensors: dict[str, Tensor] = {}
     at = 0
-    for name, nbytes, count, first_drive, attributes, pinned in fields:
+    for name, nbytes, count, first_drive, attributes, pinned, step in fields:
         table = Table(rows[at : at + count])  # a view of bytes, read-only
         at += count
         if table.starts[-1] != blocks_of(nbytes):
@@ -121,7 +126,9 @@ def unpack_index(
         first = first_drive % len(blocks)
         if pinned and ((table.rows["drive"] != first) & (table.rows["drive"] != HOLE)).any():
             raise IndexFormatError(f"{name!r} must be on drive {first} alone")
-        tensors[name] = Tensor(name, nbytes, attributes, table, first, pinned)
+        if step < 0:
+            raise IndexFormatError(f"{name!r} must have extents of blocks, not of {step}")
+        tensors[name] = Tensor(name, nbytes, attributes, table, first, pinned, step)
     if len(tensors) != len(fields):
         raise IndexFormatError("it names a tensor twice")
     return tensors, meta, names

@@ -204,6 +204,7 @@ class Store:
         attributes: Mapping[str, Any] | None = None,
         *,
         drive: int | None = None,
+        extent_bytes: int | None = None,
     ) -> None:
         """Add a tensor of `nbytes` zeros, which use no space until they are written.
 
@@ -211,20 +212,30 @@ class Store:
         ----------
         attributes : the owner's, stored as JSON.
         drive : the only drive to use; None stripes the tensor over all drives.
+        extent_bytes : most bytes of an extent, in whole blocks; None, and at most: those of the
+            set.
 
         Raises
         ------
         UnknownTensorError : the name is in use.
-        ArgumentError : an invalid name, size or drive, or attributes that JSON cannot represent.
+        ArgumentError : an invalid name, size, drive or extent, or attributes that JSON cannot
+            represent.
         """
         checked_tensor(name, nbytes)
+        most = self.drives[0].header.extent_bytes
+        step, rest = divmod(most if extent_bytes is None else extent_bytes, BLOCK_BYTES)
+        if rest or not 0 < step <= most // BLOCK_BYTES:
+            expected = f"extent_bytes must be whole blocks of {BLOCK_BYTES}, at most {most}"
+            raise ArgumentError(f"{expected}, not {extent_bytes!r}")
         if drive is not None and not (is_whole(drive) and 0 <= drive < len(self.drives)):
             raise ArgumentError(f"drive must be from 0 to {len(self.drives) - 1}, not {drive!r}")
         kept = checked_json(f"attributes of {name!r}", attributes)
         with self._lock:
             self._check_writable(f"add {name!r}")
             first, pinned = (0, False) if drive is None else (int(drive), True)
-            self._transaction.add(Tensor(name, nbytes, kept, Table.of_hole(0, 1), first, pinned))
+            step = 0 if extent_bytes is None else step
+            hole = Table.of_hole(0, 1)
+            self._transaction.add(Tensor(name, nbytes, kept, hole, first, pinned, step))
 
     def remove(self, name: str) -> None:
         """Remove a tensor from the next generation; committed generations keep it.

@@ -35,7 +35,7 @@ class Transaction:
     current : the last generation.
     other : the other generation on the drives, or None.
     last : the highest generation number.
-    step : most blocks of an extent.
+    step : most blocks of an extent, of tensors that do not say.
     blocks : of each drive.
 
     Attributes
@@ -106,7 +106,8 @@ class Transaction:
         """
         if tensor.name in self.tensors:
             raise UnknownTensorError(tensor.name, "exists already")
-        table, first = Table.of_hole(tensor.blocks, self._step), tensor.first_drive
+        step = tensor.step or self._step
+        table, first = Table.of_hole(tensor.blocks, step), tensor.first_drive
         if not tensor.pinned:
             first = self._next_drive
             self._next_drive = (first + len(table)) % len(self._blocks)
@@ -198,7 +199,7 @@ class Transaction:
 
     def _allocate(self, tensor: Tensor, spans: Sequence[tuple[int, int]]) -> list[list[Run]]:
         """Allocate extents for each span of a tensor's blocks."""
-        step = self._step
+        step = tensor.step or self._step
 
         def drive(at: int) -> int:
             turn = 0 if tensor.pinned else at // step

@@ -45,6 +45,7 @@ from nearstep.torch.homes.opening import drives_of
 from nearstep.torch.homes.resume import Made, newest, steps_of
 from nearstep.torch.layout import scales_of
 from nearstep.torch.optimizer import DeviceOptimizer
+from nearstep.torch.state import MASTER
 from nearstep_spec.blockwise import SIGNED
 
 WORDS: Mapping[torch.dtype, type] = {
@@ -428,6 +429,8 @@ class GenerationReader(StorageReader):
             arrays: list[tuple[Sequence[Any], str]] = [((self._model, name), "p")]
             for moment in () if state is None else state["moments"]:
                 arrays.append(((self._optim, "state", name, moment), meta["arrays"][moment]))
+            if state is not None and state.get("master"):
+                arrays.append(((self._optim, "state", name, MASTER), "p"))
             for path, array in arrays:
                 found = self._array(ranks, key, name, array)
                 add(self.arrays, path, found)

@@ -21,9 +21,11 @@ class Block(NamedTuple):
     start: int
     stop: int
 
-    def span(self, channel: int) -> tuple[int, int]:
-        """Return the elements [first, last) of the channel's share of the segment."""
-        return self.launch.segment.stripes.span(self.start, self.stop, channel)
+    def span(self, channel: int, array: str = "p") -> tuple[int, int]:
+        """Return the elements [first, last) of the channel's share of an array of the segment; of
+        one in 8 bits, bytes."""
+        stripes, start, stop = self.launch.segment.span(array, self.start, self.stop)
+        return stripes.span(start, stop, channel)
 
     def has(self, channel: int) -> bool:
         """Return whether a channel has elements of the block."""

@@ -15,6 +15,7 @@ from nearstep.storage.blocks import sync_folder
 from nearstep.storage.errors import SnapshotSaveError
 from nearstep.storage.snapshot_file import header
 from nearstep.torch.checkpoint import Array, GenerationReader
+from nearstep.torch.state import MASTER
 
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 """Files of a checkpoint."""
@@ -61,7 +62,7 @@ def export_safetensors(
     reader.read_metadata()
     with ExitStack() as ends:
         ends.callback(reader.close)
-        arrays = {k: each for k, each in reader.arrays.items() if not each.is_scales}
+        arrays = {k: each for k, each in reader.arrays.items() if not _is_repeated(k, each)}
         tensors = arrays | {k: v for k, v in reader.values.items() if isinstance(v, Tensor)}
         groups = {"param_groups": json.dumps(reader.groups)}
         files = []
@@ -86,6 +87,12 @@ def export_safetensors(
         except OSError as error:
             raise SnapshotSaveError(place, error) from error
     return [final for _, final in files]
+
+
+def _is_repeated(key: str, array: Array) -> bool:
+    """Return whether other tensors have the values of an array: scales, and masters, which are the
+    parameters of the model."""
+    return array.is_scales or (key.startswith("optim.") and key.endswith(f".{MASTER}"))
 
 
 def _write(path: Path, tensors: Mapping[str, Array | Tensor], metadata: Mapping[str, str]) -> None:

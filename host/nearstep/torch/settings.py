@@ -362,12 +362,8 @@ class Settings:
             reason = f"{optimizer.name} counts no steps, whose random bits have to differ"
             raise UnsupportedOptionError("rounding", "stochastic", reason)
 
-    def check(self, kernel: UpdateKernelConfig, *, cards: bool = False) -> None:
+    def check(self, kernel: UpdateKernelConfig) -> None:
         """Check that the kernel supports the settings.
-
-        Parameters
-        ----------
-        cards : the kernels are of cards with drives.
 
         Raises
         ------
@@ -377,7 +373,7 @@ class Settings:
             reason = "the kernel must take the norm and apply the factor: open the device with "
             reason += "scan=yes and gradient_scale=yes"
             raise UnsupportedOptionError("max_grad_norm", self.max_grad_norm, reason)
-        self._check_states(kernel, cards=cards)
+        self._check_states(kernel)
         compression = self.compression
         if compression is None:
             return
@@ -392,7 +388,7 @@ class Settings:
             reason += "in the device's gradient_formats="
             raise UnsupportedOptionError("compression_format", compression.format, reason)
 
-    def _check_states(self, kernel: UpdateKernelConfig, *, cards: bool) -> None:
+    def _check_states(self, kernel: UpdateKernelConfig) -> None:
         formats, dtype = kernel.rule_set.whole.formats, self.state_dtype
         for name in kernel.states:
             form = formats.get(name, "fp32")
@@ -401,10 +397,6 @@ class Settings:
                 reason = f"the kernel keeps {name} in {form}: open the device with "
                 reason += f"state_format={_STATE_NAMES[dtype]}"
                 raise UnsupportedOptionError("state_dtype", dtype, reason)
-        if kernel.blockwise and cards:
-            reason = f"the kernel keeps {', '.join(kernel.blockwise)} in 8 bits, which drives of "
-            reason += "cards have not: open the device with state_format=bf16 or fp32"
-            raise UnsupportedOptionError("drives", "given", reason)
         if self.stochastic and not kernel.stochastic_rounding:
             reason = "the kernel rounds to nearest even alone: open the device with "
             reason += "stochastic_rounding=yes and a state in bf16, such as state_format=bf16"

@@ -85,7 +85,7 @@ class StateTable:
         self.lease = device if isinstance(device, SharedDevice) else SharedDevice.of(device)
         kernel = self.device.config
         self.settings = settings.on(self.device)
-        self.settings.check(kernel, cards=bool(self.device.drive_places))
+        self.settings.check(kernel)
         self.settings.check_optimizer(rule.definition)
         self.formats = Formats.of(kernel)
         if self.device.backend.is_host_memory:

@@ -111,6 +111,24 @@ def test_other_rules_and_masters_of_16_bits(
     check(job.resumed(device.replace("cards=2", "cards=3"), **more), 2, job, **more)
 
 
+def test_8_bit_state_moves_between_cards_in_whole_blocks(tmp_path: Path) -> None:
+    job = Job(((40, 16), (700,), (30, 20), (7,)), skips=3)
+    eight = "chunk_bytes=1024&state_format=dynamic8"
+    plain = PLAIN.replace("chunk_bytes=512", eight)
+    closed(f"{url(tmp_path, 2, 256, 1024)}&state_format=dynamic8", 1, job)
+    for steps, (cards, subgroup) in enumerate(((3, 512), (1, 1024), (2, 256)), 1):
+        device = f"{url(tmp_path, cards, subgroup, 1024)}&state_format=dynamic8"
+        parameters, optimizer = job.resumed(device)
+        assert everything(parameters, optimizer) == job.after(plain, steps)
+        job.step(optimizer, parameters, steps)
+        assert everything(parameters, optimizer) == job.after(plain, steps + 1)
+        optimizer.store.close()
+        assert files(tmp_path) == names(cards)
+    other = url(tmp_path, 2, 512, 2048)
+    with pytest.raises(ResumeError, match=r"BlockLayout\(elements=512.*BlockLayout\(elements=256"):
+        job.resumed(f"{other}&state_format=dynamic8")
+
+
 def test_from_drives_of_the_host_and_back(tmp_path: Path) -> None:
     cards, host, back = tmp_path / "cards", tmp_path / "host", tmp_path / "back"
     for each in (cards, host, back):

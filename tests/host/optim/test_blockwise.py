@@ -537,15 +537,6 @@ def test_state_dtype_says_what_is_expected() -> None:
         nearstep.optim.AdamW(given, device=URLS["golden-cpp"], state_dtype=torch.int8)
 
 
-def test_drives_of_cards_are_refused_before_anything_is_made(tmp_path) -> None:
-    given = parameters(((300,),))
-    with pytest.raises(UnsupportedOptionError, match=r"drives=.*keeps m, v.* in 8 bits"):
-        nearstep.optim.AdamW(
-            given, device=f"golden:smartssd?state_format=dynamic8&drive={tmp_path / 'cards'}"
-        )
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_rule_of_a_file_names_its_formats_and_may_keep_one_moment_wider(tmp_path) -> None:
     text = (EXAMPLES / "adam_bf16.py").read_text()
     kept = {"m": "fp32", "v": "dynamic8u"}

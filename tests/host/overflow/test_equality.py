@@ -146,11 +146,20 @@ def test_formats_of_the_processor_of_parameters_of_any_size(
     assert compare(job, Home("host:", "host:", 2, {"memory": memory}), **kept) > 20
 
 
-def test_8_bit_state_of_a_device_moves_with_its_scales() -> None:
+@pytest.mark.parametrize(
+    ("count", "more"),
+    [(0, {}), (1, {}), (3, {"compression": 0.1})],
+    ids=["host", "card", "cards-compressed"],
+)
+def test_8_bit_state_of_a_device_moves_with_its_scales(count: int, more: dict[str, Any]) -> None:
+    job = Job([(40, 16), (700,), (30, 41)], skips=3)
     url = "golden:axdimm?memory_bytes=8MiB&block_bytes=2048&state_format=dynamic8"
-    job = Job([(40, 16), (700,), (30, 41)])
     home = Home(url, url, 2, {"memory": 40_000})
-    assert compare(job, home) > 20
+    if count:
+        eight = "chunk_bytes=1024&state_format=dynamic8"
+        plain = PLAIN.replace("chunk_bytes=512", eight)
+        home = Home(card_url(count, 512).replace("chunk_bytes=512", eight), plain, count)
+    assert compare(job, home, **more) > 20
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -27,6 +27,7 @@ from nearstep.torch.homes.segments import HELD_BACK, DriveSegment, StoredArray
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState, count
 from nearstep.torch.table import Owner
+from nearstep_spec.blockwise import SIGNED, BlockLayout
 from nearstep_spec.rule.optimizer import Optimizer
 
 VERSION = 1
@@ -40,11 +41,13 @@ class StepState(NamedTuple):
     step : None if the rule keeps no count.
     moments : keys of the moments that the drives have.
     residual : whether the drives have the residual; None: the parameter had one that was not saved.
+    master : the parameter on the drives is the fp32 master of one of 16 bits.
     """
 
     step: int | None
     moments: Sequence[str]
     residual: bool | None = False
+    master: bool = False
 
 
 def pack(
@@ -147,6 +150,7 @@ def _state(name: str, state: ParameterState, *, save_residual: bool) -> dict[str
         "step": count(name, state.step) if counts else None,
         "moments": [key for key in layout if state.has_moment(key)],
         "residual": False if state.residual is None else (save_residual or None),
+        "master": state.store is not None and state.store.keeps_master,
     }
 
 
@@ -176,6 +180,8 @@ class SavedArrays:
     def __init__(self, view: GenerationView) -> None:
         self._view, layout = view, view.meta.get("layout")
         self._stripes = None if layout is None else Stripes(layout["block"], layout["cards"])
+        blocks = view.meta.get("blockwise")
+        self._blocks = None if blocks is None else BlockLayout(*blocks["block"])
         self._places: Mapping[str, tuple[int, int]] = {
             key: (number, start)
             for number, segment in enumerate(() if layout is None else layout["segments"])
@@ -190,18 +196,22 @@ class SavedArrays:
         return name in self._view.tensors
 
     def read(self, key: str, array: str, start: int, out: NDArray[Any]) -> None:
-        """Copy elements of a parameter's array, from `start` on, to `out`, of shape (n,)."""
+        """Copy elements of a parameter's array, from `start` on, to `out`, of shape (n,); of one in
+        8 bits, bytes."""
         if self._stripes is None:
             self._view.read(f"{key}.{array}", out, start * out.itemsize)
             return
         number, at = self._places[key]
+        stripes = self._stripes
+        if self._blocks is not None and self._view.meta["formats"].get(array) in SIGNED:
+            stripes, at = stripes.in_bytes(self._blocks), self._blocks.offset(at)
         low = at + start
-        for channel in range(self._stripes.channels):
-            first, last = self._stripes.span(low, low + out.size, channel)
+        for channel in range(stripes.channels):
+            first, last = stripes.span(low, low + out.size, channel)
             if first < last:
                 part = np.empty(last - first, out.dtype)
                 self._view.read(f"{number}.{array}@{channel}", part, first * out.itemsize)
-                self._stripes.scatter(part, out, low, channel)
+                stripes.scatter(part, out, low, channel)
 
 
 def reshard(saved: SavedArrays, key: str, resident: DeviceParameter, arrays: Iterable[str]) -> None:

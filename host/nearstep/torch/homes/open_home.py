@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from nearstep.smartssd.device import SmartssdDevice
-from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.torch.homes.drive import DriveHome
 from nearstep.torch.homes.durable import DurableHome
 from nearstep.torch.homes.opening import OpenStore
 from nearstep.torch.homes.peer import PeerHome
 from nearstep.torch.homes.ranks import Ranks
+from nearstep.torch.homes.segments import extents_of
 from nearstep.torch.table import StateTable
 
 EXTENT_BYTES = 4 << 20
@@ -38,7 +38,7 @@ def open_home(
             moments,
             residual=settings.has_residual and settings.save_residual,
             block=device.stripe_bytes,
-            extent_bytes=extent_bytes(4 * device.card.subgroup),
+            extent_bytes=extents_of(4 * device.card.subgroup, EXTENT_BYTES),
             cards=True,
             ranks=ranks,
         )
@@ -50,13 +50,3 @@ def open_home(
     except BaseException:
         opened.give_up()
         raise
-
-
-def extent_bytes(subgroup_bytes: int) -> int:
-    """Extents that subgroups of so many bytes of an array consist of, if there are such: what is
-    written in part is read first."""
-    whole = subgroup_bytes // BLOCK_BYTES
-    if not whole or subgroup_bytes % BLOCK_BYTES:
-        return BLOCK_BYTES
-    most = min(EXTENT_BYTES // BLOCK_BYTES, whole)
-    return BLOCK_BYTES * max(each for each in range(1, most + 1) if whole % each == 0)

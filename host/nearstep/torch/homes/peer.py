@@ -154,12 +154,14 @@ class Slots:
         self._device = device
         self._rooms: dict[tuple[int, int, str], Buffer] = {}
 
-    def room(self, number: int, channel: int, array: str, count: int, dtype: np.dtype) -> Buffer:
-        """Return memory for the first `count` elements of an array of a subgroup."""
+    def room(self, number: int, channel: int, array: str, count: int, segment: Segment) -> Buffer:
+        """Return memory for the first `count` elements of an array of a subgroup; of one in 8 bits,
+        bytes."""
         if (0, channel, array) not in self._rooms:
+            _, _, size = segment.span(array, 0, self.elements)
             for slot in range(self.count):
                 self._rooms[slot, channel, array] = self._device.alloc(
-                    self.elements, dtype, channel=channel, align=ALIGNMENT
+                    size, segment.dtype_of(array), channel=channel, align=ALIGNMENT
                 )
         return self._rooms[number % self.count, channel, array][:count]
 
@@ -226,15 +228,14 @@ class PeerHome(DurableHome[ShardedSegment]):
     def share(self, block: Block, channel: int, number: int, states: Sequence[str]) -> Share:
         segment, key = _sharded(block.launch.segment), cast(RunKey, block.launch.key)
         self._segments.add(segment)
-        first, last = block.span(channel)
         names = [*states, gradient_array(key.gradient_format)]
         if key.copy_format is not None:
             names.append(copy_array(key.copy_format))
-        rooms = {
-            name: self._slots.room(number, channel, name, last - first, segment.dtype_of(name))
-            for name in names
-        }
-        return Share(block, channel, number, first, rooms, rooms, states)
+        rooms = {}
+        for name in names:
+            first, last = block.span(channel, name)
+            rooms[name] = self._slots.room(number, channel, name, last - first, segment)
+        return Share(block, channel, number, block.span(channel)[0], rooms, rooms, states)
 
     @property
     def peak(self) -> int:
@@ -317,7 +318,7 @@ class PeerHome(DurableHome[ShardedSegment]):
         kept = [gradient] if gradient is not None and gradient in segment.on_drives else []
         for array in (*share.states, *kept):
             room = share.rooms[array]
-            place = segment.key(array, share.channel), share.first * room.dtype.itemsize, room
+            place = segment.key(array, share.channel), _first_byte(share, array), room
             if share.number < self._slots.count:
                 self._first.append(place)
             load = partial(self.prefetcher.load, *place)
@@ -440,7 +441,12 @@ class PeerHome(DurableHome[ShardedSegment]):
         self._traffic.cards_to_drives += room.nbytes
         segment.changed(array)
         key = segment.key(array, share.channel)
-        return self._peer.save(key, share.first * room.dtype.itemsize, room)
+        return self._peer.save(key, _first_byte(share, array), room)
+
+
+def _first_byte(share: Share, array: str) -> int:
+    """Return where a share begins in the tensor of its array."""
+    return share.block.span(share.channel, array)[0] * share.rooms[array].dtype.itemsize
 
 
 def _sharded(segment: Segment) -> ShardedSegment:

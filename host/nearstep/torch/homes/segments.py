@@ -15,6 +15,8 @@ from nearstep.allocator import LINE_BYTES
 from nearstep.backends.base import ChainedCompletion, Completion
 from nearstep.device import Device
 from nearstep.placement import Extent, Segment, padded
+from nearstep.smartssd.device import SmartssdDevice
+from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.store import Store
 from nearstep.torch.exchange import SMALL_ELEMENTS
 from nearstep.torch.homes.errors import ResumeError
@@ -104,6 +106,17 @@ def is_state(array: str) -> bool:
     return array not in GRADIENTS and not array.startswith(COPY)
 
 
+def extents_of(subgroup_bytes: int, most: int) -> int:
+    """Return the bytes of extents, at most `most`, that the subgroups of an array consist of, or of
+    a block: an extent that is written in part is read first."""
+    whole, rest = divmod(subgroup_bytes, BLOCK_BYTES)
+    if rest:
+        return BLOCK_BYTES
+    return BLOCK_BYTES * next(
+        each for each in range(min(most // BLOCK_BYTES, whole), 0, -1) if whole % each == 0
+    )
+
+
 class Part(NamedTuple):
     """Elements of one tensor that belong to a range of an array.
 
@@ -148,7 +161,8 @@ class StoredArray:
 
     def begin_read(self, start: int, out: NDArray[Any]) -> list[Completion]:
         """Begin to read; elements of `out` between parameters are unchanged."""
-        segment, stripes, reads = self._segment, self._segment.stripes, []
+        segment, reads = self._segment, []
+        stripes = segment.stripes_of(self._name)
         for key, first, low, high, channel in segment.split(self._name, start, out.size):
             whole = channel is None or stripes.channels == 1
             part = out[low:high] if whole else np.empty(high - low, out.dtype)
@@ -169,7 +183,7 @@ class StoredArray:
         for key, first, low, high, channel in segment.split(self._name, start, flat.size):
             part = flat[low:high]
             if channel is not None:
-                part = segment.stripes.gather(flat, start, channel)
+                part = segment.stripes_of(self._name).gather(flat, start, channel)
             written.append(segment.store.submit_write(key, part, first * part.itemsize))
             segment.count_write(self._name, part.nbytes)
         return written
@@ -236,6 +250,10 @@ class DriveSegment(Segment):
         """Yield the parts of tensors that have elements [start, start + count) of an array; of one
         in 8 bits, bytes."""
 
+    def extent_bytes(self, array: str) -> int | None:
+        """Return the most bytes of an extent of a new array; None: those of the store."""
+        return None
+
     @abstractmethod
     def find(self) -> None:
         """Set `on_drives` to the arrays that the drives have."""
@@ -281,7 +299,8 @@ class DriveSegment(Segment):
     def _add(self, name: str, value: float) -> None:
         dtype = self.dtype_of(name)
         for key, count, drive in self.tensors(name):
-            self.store.add(key, count * dtype.itemsize, drive=drive)
+            extent = self.extent_bytes(name)
+            self.store.add(key, count * dtype.itemsize, drive=drive, extent_bytes=extent)
         self.on_drives.add(name)
         self.changed(name)
         if (value == 0.0 and not self.is_quantized(name)) or self.has(name):
@@ -399,15 +418,22 @@ class ShardedSegment(DriveSegment):
         return f"{self.unit}.{array}@{channel}"
 
     def tensors(self, array: str) -> Iterator[tuple[str, int, int | None]]:
-        for channel in range(self.stripes.channels):
-            count = self.stripes.before(self._size, channel)
-            yield self.key(array, channel), count, channel
+        stripes, _, size = self.span(array, 0, self._size)
+        for channel in range(stripes.channels):
+            yield self.key(array, channel), stripes.before(size, channel), channel
 
     def split(self, array: str, start: int, count: int) -> Iterator[Part]:
-        for channel in range(self.stripes.channels):
-            first, last = self.stripes.span(start, start + count, channel)
+        stripes = self.stripes_of(array)
+        for channel in range(stripes.channels):
+            first, last = stripes.span(start, start + count, channel)
             if first < last:
                 yield Part(self.key(array, channel), first, 0, last - first, channel)
+
+    def extent_bytes(self, array: str) -> int:
+        assert isinstance(self._device, SmartssdDevice), "the device is of cards"
+        _, _, size = self.span(array, 0, self._device.card.subgroup)
+        most = self.store.drives[0].header.extent_bytes
+        return extents_of(size * self.dtype_of(array).itemsize, most)
 
     def find(self) -> None:
         self.on_drives = {
