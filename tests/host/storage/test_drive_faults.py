@@ -97,6 +97,7 @@ def test_an_error_of_a_read_is_raised_and_nothing_is_lost() -> None:
     with pytest.raises(DriveIOError) as caught:
         store.read("p", bytearray(NBYTES))
     assert (caught.value.action, caught.value.errno) == ("read", errno.EIO)
+    assert caught.value.why == os.strerror(errno.EIO)
     assert contents(store) == {"p": new}
 
 
@@ -363,10 +364,11 @@ def test_an_older_drive_of_the_set_is_found_by_its_blocks() -> None:
 
 def test_a_drive_that_hangs_is_given_up() -> None:
     images, _, _ = two_generations()
-    store, places = open_images(images, timeout_s=0.05)
-    go_on = threading.Event()
+    store, places = open_images(images, timeout_s=0.05, queue_depth=1)
+    go_on, hung = threading.Event(), list[int]()
 
     def hang(action: str, block: int) -> None:
+        hung.append(block)
         go_on.wait(30)
 
     places[0].fault = hang
@@ -376,6 +378,7 @@ def test_a_drive_that_hangs_is_given_up() -> None:
     assert caught.value.waited_for == "read of 'p'"
     assert not transfer.ended
     assert transfer.error is None
+    assert len(hung) == 1, "it has made no progress"
     go_on.set()
     store.close()
     assert transfer.done

@@ -13,6 +13,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -156,6 +157,8 @@ def test_a_filesystem_in_memory_is_refused_unless_it_is_asked_for() -> None:
         descriptor = os.open(folder, os.O_RDONLY)
         kind = filesystem(descriptor)
         os.close(descriptor)
+        mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+        assert kind == {fields[1]: fields[2] for fields in mounts}.get(str(folder), kind)
     if kind not in MEMORY:
         pytest.skip(f"/dev/shm is no filesystem in memory here: {kind or 'it is not there'}")
     path = folder / f"nearstep-test-{os.getpid()}"
@@ -267,6 +270,13 @@ def test_a_drive_that_does_not_fit_is_not_made(tmp_path) -> None:
     with pytest.raises((DriveFullError, DriveAccessError)) as caught:
         create_file(path, 1 << 60)
     assert str(path) in str(caught.value)
+    assert not path.exists()
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    with (
+        mock.patch.object(os, "posix_fallocate", full),
+        pytest.raises(DriveFullError, match=f"for {path}"),
+    ):
+        create_file(path, SIZE)
     assert not path.exists()
     with pytest.raises(DriveAccessError):
         create_file(tmp_path / "no" / "folder", SIZE)

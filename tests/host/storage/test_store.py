@@ -23,7 +23,7 @@ from nearstep.storage.store import Store
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
 from nearstep.work.graph import Graph
-from nearstep_sim.models.drive import FailAt, Journal, after_cut, every_cut
+from nearstep_sim.models.drive import FailAt, Flush, Journal, after_cut, every_cut
 
 from .drives import (
     EXTENT,
@@ -500,7 +500,7 @@ def test_a_store_that_is_closed_or_read_only_says_so() -> None:
     store.add("p", 10)
     store.commit()
     store = again(store, read_only=True)
-    out = bytearray(10)
+    out, view = bytearray(10), store.at(1)
     store.read("p", out)
     for action in (
         lambda: store.write("p", b"x"),
@@ -515,8 +515,18 @@ def test_a_store_that_is_closed_or_read_only_says_so() -> None:
     store.close()
     with pytest.raises(ClosedStoreError):
         store.read("p", out)
+    with pytest.raises(ClosedStoreError, match="cannot read 'p': the store is closed"):
+        view.read("p", out)
     with pytest.raises(StorageError):
         store.at(1)
+
+
+def test_what_a_killed_process_wrote_is_flushed_before_the_drives_are_read() -> None:
+    images, journal = memory_set(2), Journal()
+    open_images(images, journal, read_only=True)[0].close()
+    assert journal.events == []
+    open_images(images, journal)[0].close()
+    assert journal.events[:2] in ([Flush(0), Flush(1)], [Flush(1), Flush(0)])
 
 
 def test_a_generation_with_a_name_is_kept_until_it_is_dropped(rng) -> None:
