@@ -15,13 +15,19 @@ from .draws import SPECIALS, crossed, patterns
 from .exact_sums import FORMATS, exact_sum
 
 DIVISORS = (1, 2, 3, 7, 8, 1000)
+KINDS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def summed(addends: np.ndarray, wire: str, divisor: int = 1) -> np.ndarray:
-    """Patterns of the sums over the first axis of patterns."""
+    """Patterns of the sums over the first axis of patterns; of addends that are kept in 16 bits they
+    are the same."""
     rows = [np.ascontiguousarray(row).view(np.float32) for row in addends]
-    out = np.empty(rows[0].size, np.float32)
+    out, same = np.empty((2, rows[0].size), np.float32)
     coarse_cpp.exact_sum(rows, [out], wire=wire, divisor=divisor)
+    if wire in KINDS:
+        halves = [torch.from_numpy(row).to(KINDS[wire]).view(torch.uint16).numpy() for row in rows]
+        coarse_cpp.exact_sum(halves, [same], wire=wire, divisor=divisor, halves=wire)
+        assert same.tobytes() == out.tobytes()
     return out.view(np.uint32)
 
 
@@ -64,13 +70,14 @@ def test_sums_are_those_of_integers(wire: str) -> None:
 
 
 def borders(rng: np.random.Generator, addends: int, wire: str) -> np.ndarray:
-    """Patterns of numbers whose exponents span what a double holds, one or five binades more, and
-    twice that, at both ends of the range: with carries, cancellation, and halves of a last bit."""
+    """Patterns of numbers whose exponents span what a binary32 number, a double or two of these hold,
+    and one or five binades more, at both ends of the range: with carries, cancellation, and halves
+    of a last bit."""
     digits, most = FORMATS[wire]
     carries = (addends - 1).bit_length()
     few, columns = 1.0 + np.array([0, 2.0 ** (1 - digits), 1 - 2.0 ** (1 - digits)]), []
-    spans = [bits - digits - carries + more for bits in (53, 106) for more in (0, 1, 5)]
-    for span in (0, digits, *spans):
+    spans = [bits - digits - carries + more for bits in (24, 53, 106) for more in (0, 1, 5)]
+    for span in (0, digits, *(max(0, each) for each in spans)):
         for low in (-149, 2 - digits - most, -40, most - span - 1):
             for kind in range(4):
                 column = rng.choice(few, addends) * rng.choice([1.0, -1.0], addends)
@@ -110,7 +117,7 @@ def test_sums_at_the_borders_of_a_double_are_those_of_integers(wire: str) -> Non
                 assert word == expected, (divisor, [f"{each:#010x}" for each in column])
                 checked += 1
     print(f"{checked} sums checked")
-    assert checked == 3 * 3 * (8 * 4 * 4)
+    assert checked == 3 * 3 * (11 * 4 * 4)
 
 
 @pytest.mark.parametrize(("wire", "half"), [("bf16", 2.0**-8), ("fp32", 2.0**-24)])
@@ -127,9 +134,8 @@ def test_an_addend_below_two_doubles_decides_a_tie(wire: str, half: float) -> No
 def test_the_oracle_rounds_as_torch_does() -> None:
     words = patterns(np.random.default_rng(42), 3000)
     given = torch.from_numpy(words.view(np.float32).copy())
-    kinds = {"fp16": torch.float16, "bf16": torch.bfloat16}
     checked = 0
-    for wire, dtype in kinds.items():
+    for wire, dtype in KINDS.items():
         for word, short in zip(words.tolist(), given.to(dtype).float().tolist(), strict=True):
             found = np.array([exact_sum([word], wire)], np.uint32).view(np.float32)[0]
             assert np.array_equal(found, np.float32(short), equal_nan=True)

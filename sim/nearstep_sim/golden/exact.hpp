@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "golden/floats.hpp"
 
@@ -233,27 +234,33 @@ void checked_sums(
     }
 }
 
+// The nearest number of the format to a finite one, which is that if it is `rounded`.
+template <ExactFormat format, bool rounded>
+inline float addend(float value) {
+    return rounded ? value : nearest<format>(value);
+}
+
 // Sums of elements of a block, with the largest magnitude of their addends, and the smallest that is
 // not zero, less one.
-template <std::size_t block>
+template <std::size_t block, class Number>
 struct Totals {
-    double sums[block];
+    Number sums[block];
     std::uint32_t most[block], least[block];
 
     // Adds elements `at` and on of `count` tensors.
-    template <ExactFormat format, std::size_t count>
+    template <ExactFormat format, bool rounded, std::size_t count>
     void add(const float* const* tensors, std::size_t at, std::size_t size) {
         std::array<const float*, count> from;
         for (std::size_t member = 0; member < count; ++member) {
             from[member] = tensors[member] + at;
         }
         for (std::size_t i = 0; i < size; ++i) {
-            double sum = sums[i];
+            Number sum = sums[i];
             std::uint32_t high = most[i], low = least[i];
             for (std::size_t member = 0; member < count; ++member) {
                 const float value = from[member][i];
                 const std::uint32_t word = as_bits(value) & magnitude;
-                sum += static_cast<double>(nearest<format>(value));
+                sum += static_cast<Number>(addend<format, rounded>(value));
                 high = std::max(high, word);
                 low = std::min(low, word - 1);
             }
@@ -264,14 +271,15 @@ struct Totals {
     }
 };
 
-// Most sums have no special among their addends, and are exact in a double: all partial sums are
-// whole numbers, up to 2^53, of the last bit of the smallest addend. In fp16 all numbers are.
-template <ExactFormat format, std::size_t block>
+// Most sums have no special among their addends, and are exact in a `Number`: all partial sums are
+// whole numbers of the last bit of the smallest addend, and not too large. In fp16 all are exact in
+// a double. The sums of parts for which this is not so are left to a double, or to `checked_sums`.
+template <ExactFormat format, std::size_t block, bool rounded, class Number>
 void sums_of(
     const float* const* tensors, std::size_t members, std::size_t at, std::size_t size,
     std::uint32_t divisor, float* __restrict out) {
     constexpr std::size_t together = 4, part = 64;
-    constexpr int bits = std::numeric_limits<double>::digits;
+    constexpr bool is_double = std::is_same_v<Number, double>;
     std::uint32_t errors[block];
     if (members == 2 && divisor <= 2) {
         // The sum in binary32 has more than twice the bits of 16-bit formats, so that it can be
@@ -280,7 +288,8 @@ void sums_of(
         const float* second = tensors[1] + at;
         const float scale = 1.0f / static_cast<float>(divisor);
         for (std::size_t i = 0; i < size; ++i) {
-            const float sum = (nearest<format>(first[i]) + nearest<format>(second[i])) * scale;
+            const float sum =
+                (addend<format, rounded>(first[i]) + addend<format, rounded>(second[i])) * scale;
             const std::uint32_t most = std::max(
                 as_bits(sum) & magnitude,
                 std::max(as_bits(first[i]) & magnitude, as_bits(second[i]) & magnitude));
@@ -288,26 +297,34 @@ void sums_of(
             out[i] = nearest<format>(sum);
         }
     } else {
-        Totals<block> totals;
-        std::fill_n(totals.sums, size, -0.0);
+        Totals<block, Number> totals;
+        std::fill_n(totals.sums, size, Number{-0.0});
         std::fill_n(totals.most, size, 0u);
         std::fill_n(totals.least, size, ~0u);
         std::size_t member = 0;
         for (; member + together <= members; member += together) {
-            totals.template add<format, together>(tensors + member, at, size);
+            totals.template add<format, rounded, together>(tensors + member, at, size);
         }
         for (; member < members; ++member) {
-            totals.template add<format, 1>(tensors + member, at, size);
+            totals.template add<format, rounded, 1>(tensors + member, at, size);
         }
         const int carries = static_cast<int>(std::bit_width(members - 1));
-        const int spread = bits - shape_of(format).precision - carries;
+        const int digits = std::numeric_limits<Number>::digits;
+        const int spread = digits - shape_of(format).precision - carries;
         for (std::size_t i = 0; i < size; ++i) {
             const std::uint32_t most = totals.most[i], least = totals.least[i];
             const int apart = static_cast<int>(most >> 23) - static_cast<int>(least >> 23);
             errors[i] = most >= beyond(format);
-            errors[i] |= format != ExactFormat::fp16 && apart > spread;
+            errors[i] |= !(is_double && format == ExactFormat::fp16) && apart > spread;
         }
-        finish<format>(totals.sums, errors, size, divisor, out);
+        if constexpr (is_double) {
+            finish<format>(totals.sums, errors, size, divisor, out);
+        } else {
+            for (std::size_t i = 0; i < size; ++i) {
+                errors[i] |= (as_bits(totals.sums[i]) & magnitude) >= beyond(format);
+                out[i] = nearest<format>(totals.sums[i]);
+            }
+        }
     }
     for (std::size_t first = 0; first < size; first += part) {
         const std::size_t count = std::min(part, size - first);
@@ -315,24 +332,48 @@ void sums_of(
         for (std::size_t i = 0; i < count; ++i) {
             error |= errors[first + i];
         }
-        if (error) {
+        if (!error) {
+            continue;
+        }
+        if constexpr (is_double) {
             checked_sums<format, part>(tensors, members, at + first, count, divisor, out + first);
+        } else {
+            sums_of<format, part, rounded, double>(
+                tensors, members, at + first, count, divisor, out + first);
         }
     }
 }
 
-// Exact sums of elements `at` to `at` + `size`, at most `block`, divided by `divisor`.
+// Sums of few addends in one of the 16-bit formats begin in binary32: they are exact there if the
+// exponents of their addends are not far apart.
+template <ExactFormat format, std::size_t block, bool rounded>
+void chosen_sums(
+    const float* const* tensors, std::size_t members, std::size_t at, std::size_t size,
+    std::uint32_t divisor, float* out) {
+    constexpr std::size_t few = 8;
+    if (format != ExactFormat::fp32 && divisor == 1 && members > 2 && members <= few) {
+        return sums_of<format, block, rounded, float>(tensors, members, at, size, divisor, out);
+    }
+    sums_of<format, block, rounded, double>(tensors, members, at, size, divisor, out);
+}
+
+// Exact sums of elements `at` to `at` + `size`, at most `block`, divided by `divisor`; `rounded`: all
+// elements are numbers of the format.
 template <std::size_t block>
 void exact_sums(
-    ExactFormat format, const float* const* tensors, std::size_t members, std::size_t at,
-    std::size_t size, std::uint32_t divisor, float* out) {
+    ExactFormat format, bool rounded, const float* const* tensors, std::size_t members,
+    std::size_t at, std::size_t size, std::uint32_t divisor, float* out) {
+    const auto sums = [=]<ExactFormat known>() {
+        (rounded ? chosen_sums<known, block, true> : chosen_sums<known, block, false>)(
+            tensors, members, at, size, divisor, out);
+    };
     switch (format) {
         case ExactFormat::fp16:
-            return sums_of<ExactFormat::fp16, block>(tensors, members, at, size, divisor, out);
+            return sums.template operator()<ExactFormat::fp16>();
         case ExactFormat::bf16:
-            return sums_of<ExactFormat::bf16, block>(tensors, members, at, size, divisor, out);
+            return sums.template operator()<ExactFormat::bf16>();
         case ExactFormat::fp32:
-            return sums_of<ExactFormat::fp32, block>(tensors, members, at, size, divisor, out);
+            return sums.template operator()<ExactFormat::fp32>();
     }
 }
 

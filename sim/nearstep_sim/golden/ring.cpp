@@ -162,7 +162,9 @@ void exact_range(const ExactSum& sum, std::size_t first, std::size_t last) {
     std::vector<const float*> tensors(sum.members);
     for (std::size_t at = first; at < last; at += block) {
         const std::size_t size = std::min(block, last - at);
+        bool rounded = true;
         for (std::size_t member = 0; member < sum.members; ++member) {
+            rounded &= sum.tensors.formats[member] == sum.format;
             float* room = &rooms[member * block];
             tensors[member] = room;
             if (sum.tensors.formats[member] == ExactFormat::fp32) {
@@ -174,7 +176,7 @@ void exact_range(const ExactSum& sum, std::size_t first, std::size_t last) {
             });
         }
         nearstep::golden::exact_sums<block>(
-            sum.format, tensors.data(), sum.members, 0, size, sum.divisor, sums);
+            sum.format, rounded, tensors.data(), sum.members, 0, size, sum.divisor, sums);
         put_all(sum.outs, sum.copies, at - sum.first, sums, size);
     }
     nearstep::finish_puts();
