@@ -19,8 +19,8 @@ KINDS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def summed(addends: np.ndarray, wire: str, divisor: int = 1) -> np.ndarray:
-    """Patterns of the sums over the first axis of patterns; of addends that are kept in 16 bits they
-    are the same."""
+    """Patterns of the sums over the first axis of patterns; the same if addends are kept in 16
+    bits."""
     rows = [np.ascontiguousarray(row).view(np.float32) for row in addends]
     out, same = np.empty((2, rows[0].size), np.float32)
     coarse_cpp.exact_sum(rows, [out], wire=wire, divisor=divisor)
@@ -70,13 +70,13 @@ def test_sums_are_those_of_integers(wire: str) -> None:
 
 
 def borders(rng: np.random.Generator, addends: int, wire: str) -> np.ndarray:
-    """Patterns of numbers whose exponents span what a binary32 number, a double or two of these hold,
-    and one or five binades more, at both ends of the range: with carries, cancellation, and halves
-    of a last bit."""
+    """Patterns of numbers whose exponents span what a binary32 number, a double or two of these
+    hold, and up to five binades more, at both ends of the range: with carries, cancellation, and
+    halves of a last bit."""
     digits, most = FORMATS[wire]
     carries = (addends - 1).bit_length()
     few, columns = 1.0 + np.array([0, 2.0 ** (1 - digits), 1 - 2.0 ** (1 - digits)]), []
-    spans = [bits - digits - carries + more for bits in (24, 53, 106) for more in (0, 1, 5)]
+    spans = [bits - digits - carries + more for bits in (24, 53, 106) for more in (0, 1, 2, 3, 5)]
     for span in (0, digits, *(max(0, each) for each in spans)):
         for low in (-149, 2 - digits - most, -40, most - span - 1):
             for kind in range(4):
@@ -117,7 +117,7 @@ def test_sums_at_the_borders_of_a_double_are_those_of_integers(wire: str) -> Non
                 assert word == expected, (divisor, [f"{each:#010x}" for each in column])
                 checked += 1
     print(f"{checked} sums checked")
-    assert checked == 3 * 3 * (11 * 4 * 4)
+    assert checked == 3 * 3 * (17 * 4 * 4)
 
 
 @pytest.mark.parametrize(("wire", "half"), [("bf16", 2.0**-8), ("fp32", 2.0**-24)])
