@@ -6,7 +6,7 @@ import io
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,15 +30,20 @@ from torch.distributed.checkpoint.planner import (
     SavePlanner,
 )
 from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
+from torch.nn import Module
+from torch.optim import Optimizer
 
 from nearstep import blockwise
 from nearstep.blockwise import BlockLayout
 from nearstep.storage.store import Store
 from nearstep.torch.convert import DTYPES
+from nearstep.torch.dtensor import local
 from nearstep.torch.errors import StateError
-from nearstep.torch.formats import TENSORS
+from nearstep.torch.formats import TENSORS, regrouped
 from nearstep.torch.homes.errors import RanksDifferError, ResumeError
 from nearstep.torch.homes.generation import SavedArrays, options_of
 from nearstep.torch.homes.opening import drives_of
@@ -46,7 +51,7 @@ from nearstep.torch.homes.resume import Made, newest, steps_of
 from nearstep.torch.layout import scales_of
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.state import MASTER
-from nearstep_spec.blockwise import SIGNED
+from nearstep_spec.blockwise import GROUP, SIGNED
 
 WORDS: Mapping[torch.dtype, type] = {
     torch.float32: np.float32,
@@ -82,6 +87,7 @@ class Array(NamedTuple):
     ----------
     eight : of an array in 8 bits: its format, and how it lies on the drives.
     is_scales : these are its scales, not its codes.
+    is_spread : these are the scales of its elements, one for each.
     """
 
     name: str
@@ -90,6 +96,7 @@ class Array(NamedTuple):
     chunks: Mapping[Offset, _Chunk]
     eight: tuple[str, BlockLayout] | None = None
     is_scales: bool = False
+    is_spread: bool = False
 
     @property
     def wide(self) -> torch.dtype:
@@ -148,7 +155,10 @@ class Array(NamedTuple):
             scales = torch.zeros(math.prod(chunk.size), device="cpu")
             scales[: found.scales.size] = torch.from_numpy(found.scales)
             return scales[elements.start : elements.stop]
-        values = blockwise.dequantize(found, signed=SIGNED[form]) if wide else found.codes
+        if self.is_spread:
+            values: NDArray[Any] = np.repeat(found.scales, GROUP)
+        else:
+            values = blockwise.dequantize(found, signed=SIGNED[form]) if wide else found.codes
         return torch.from_numpy(values[part.start - begin : part.stop - begin])
 
     def rows(self, most: int) -> Iterator[Tensor]:
@@ -276,6 +286,8 @@ class GenerationReader(StorageReader):
 
     Attributes
     ----------
+    model, optim : as given.
+    spreads : for `load_generation`, list the scale of each element, too.
     arrays, values : what `read_metadata` found, by key: arrays on drives, and all else.
     groups : options of each group, with the names of its parameters as `params`.
 
@@ -297,7 +309,8 @@ class GenerationReader(StorageReader):
         self._places = [[each] if isinstance(each, str | Path) else each for each in drives]
         self._name = name
         self._names = names
-        self._model, self._optim = model, optim
+        self.model, self.optim = model, optim
+        self.spreads = False
         self._opened = ExitStack()
         self.arrays: dict[str, Array] = {}
         self.values: dict[str, Any] = {}
@@ -426,25 +439,28 @@ class GenerationReader(StorageReader):
         named = dict(self._named(meta))
         for key, name in named.items():
             state = meta["states"].get(key)
-            arrays: list[tuple[Sequence[Any], str]] = [((self._model, name), "p")]
+            arrays: list[tuple[Sequence[Any], str]] = [((self.model, name), "p")]
             for moment in () if state is None else state["moments"]:
-                arrays.append(((self._optim, "state", name, moment), meta["arrays"][moment]))
+                arrays.append(((self.optim, "state", name, moment), meta["arrays"][moment]))
             if state is not None and state.get("master"):
-                arrays.append(((self._optim, "state", name, MASTER), "p"))
+                arrays.append(((self.optim, "state", name, MASTER), "p"))
             for path, array in arrays:
                 found = self._array(ranks, key, name, array)
                 add(self.arrays, path, found)
                 if found.eight is not None:
                     scales = self._array(ranks, key, name, array, is_scales=True)
                     add(self.arrays, [*path[:-1], scales_of(path[-1])], scales)
+                    if self.spreads:
+                        spread = found._replace(dtype=torch.float32, is_spread=True)
+                        add(self.arrays, [*path[:-1], _spread(path[-1])], spread)
             if state is not None and state["step"] is not None:
                 step = torch.tensor(float(state["step"]), device="cpu")
-                add(self.values, (self._optim, "state", name, "step"), step)
+                add(self.values, (self.optim, "state", name, "step"), step)
         for number, options in enumerate(options_of(meta)):
             own = [name for key, name in named.items() if key.startswith(f"{number}.")]
             self.groups.append({**options, "params": own})
             for option, value in {**self.groups[-1], "param_names": own}.items():
-                add(self.values, (self._optim, "param_groups", number, option), value)
+                add(self.values, (self.optim, "param_groups", number, option), value)
         return paths
 
     def _named(self, meta: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -490,3 +506,57 @@ class GenerationReader(StorageReader):
             raise ResumeError(f"{math.prod(shape)} elements of {name}", str(found))
         dtype = torch.float32 if is_scales else TENSORS[form]
         return Array(array, dtype, shape, chunks, eight, is_scales)
+
+
+def _spread(key: str) -> str:
+    """Key of the scales of all elements of a moment in 8 bits, of the parameter's shape."""
+    return f"{scales_of(key)}_of_each"
+
+
+def load_generation(model: Module, optimizer: Optimizer, reader: GenerationReader) -> None:
+    """Load a generation, by the shards of any ranks, into a model and its optimizer.
+
+    Moments in 8 bits are read as codes and scales by an optimizer with the same shards. Others have
+    other groups of 256 elements: those whose elements had one scale keep it and their codes; the
+    values of others are quantized anew. So no value changes if no group is of two shards of either,
+    as with rows of a multiple of 256 elements.
+
+    Parameters
+    ----------
+    optimizer : of torch or nearstep, of all parameters of the model; its state is replaced.
+
+    Raises
+    ------
+    ResumeError, StorageError : as of the reader.
+    CheckpointException : of torch; the generation has no such parameter, or it has another shape.
+    """
+    found: tuple[Any, Any] = get_state_dict(model, optimizer)
+    model_state, state = found
+    with closing(reader):
+        reader.read_metadata()
+        arrays = dict(reader.arrays)
+    others: list[tuple[dict[str, Any], str, str, Tensor]] = []
+    for name, values in state["state"].items():
+        for key in [each for each in values if scales_of(each) in values]:
+            path = f"{reader.optim}.state.{name}"
+            there = arrays.get(f"{path}.{scales_of(key)}")
+            if there is not None and tuple(there.shape) == tuple(values[scales_of(key)].shape):
+                continue
+            scales = values.pop(scales_of(key))
+            each = torch.empty_like(values[key], dtype=torch.float32)
+            if there is None or there.eight is None:
+                values[key] = each  # the optimizer quantizes it
+            else:
+                values[_spread(key)] = each
+                others.append((values, key, there.eight[0], scales))
+    reader.spreads = bool(others)
+    try:
+        load({reader.model: model_state, reader.optim: state}, storage_reader=reader)
+    finally:
+        reader.spreads = False
+    for values, key, form, scales in others:
+        codes, groups = regrouped(values[key], values.pop(_spread(key)), form)
+        local(values[key]).copy_(codes)
+        local(scales).zero_().view(-1)[: len(groups)] = groups
+        values[scales_of(key)] = scales
+    set_state_dict(model, optimizer, model_state_dict=model_state, optim_state_dict=state)

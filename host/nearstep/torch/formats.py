@@ -19,7 +19,7 @@ from nearstep.torch import convert
 from nearstep.torch.dtensor import alike, beside, is_dtensor, local, most_elements, pieces
 from nearstep.torch.errors import ParameterError
 from nearstep.updater.formats import DTYPES
-from nearstep_spec.blockwise import SIGNED
+from nearstep_spec.blockwise import GROUP, SIGNED, dynamic_map
 from nearstep_spec.updater.config import UpdateKernelConfig
 
 TENSORS: Mapping[str, torch.dtype] = MappingProxyType(
@@ -69,6 +69,30 @@ def dequantize(value: Quantized, form: str) -> Tensor:
     """Back to float32, on the host."""
     array = blockwise.dequantize(flat_arrays(value), signed=SIGNED[form])
     return alike(torch.from_numpy(array), value.codes)
+
+
+def regrouped(codes: Tensor, scales: Tensor, form: str) -> tuple[Tensor, Tensor]:
+    """Local codes, of the shape of local `codes`, and scales of their groups, of shape (groups,).
+
+    Groups whose elements have one scale keep it, and their codes; others are quantized anew.
+
+    Parameters
+    ----------
+    scales : of each element, float32.
+    """
+    own, each = (local(tensor).cpu().contiguous() for tensor in (codes, scales))
+    flat, spread = own.view(-1).numpy(), each.view(-1).numpy()
+    levels = np.array(dynamic_map(signed=SIGNED[form]), np.uint32).view(np.float32)
+    anew, begins = (
+        blockwise.quantize(levels[flat] * spread, signed=SIGNED[form]),
+        np.arange(0, flat.size, GROUP),
+    )
+    first = spread[begins]
+    equal = np.repeat(first, GROUP)[: flat.size].view(np.uint32) == spread.view(np.uint32)
+    keeps = np.logical_and.reduceat(equal, begins) if flat.size else np.empty(0, bool)
+    found = np.where(np.repeat(keeps, GROUP)[: flat.size], flat, anew.codes)
+    groups = np.where(keeps, first, anew.scales)
+    return torch.from_numpy(found).view(own.shape), torch.from_numpy(groups)
 
 
 def flat_arrays(value: Quantized) -> Blockwise:
