@@ -14,12 +14,14 @@ import torch
 from torch import Tensor
 
 import nearstep
+from nearstep import blockwise
 from nearstep.torch import convert
 from nearstep.torch.errors import (
     HyperparameterError,
     StateError,
     UnsupportedOptionError,
 )
+from nearstep.torch.formats import regrouped
 from nearstep_sim.golden import blockwise as golden
 from nearstep_sim.golden import fp
 from nearstep_sim.golden.rule import evaluate
@@ -519,6 +521,33 @@ def test_an_optional_moment_may_be_missing_and_comes_back() -> None:
     wanted = golden.quantize(given.grad.numpy(), signed=True)  # as after a first step
     assert optimizer.state[given]["momentum_buffer"].tolist() == wanted.codes.tolist()
     assert optimizer.state[given]["momentum_buffer_scale"].tolist() == wanted.scales.tolist()
+
+
+@pytest.mark.parametrize("form", ["dynamic8", "dynamic8u"])
+def test_groups_of_other_shards_keep_their_codes_if_they_are_whole(form: str) -> None:
+    print("seed 7")
+    rng, signed = np.random.default_rng(7), form == "dynamic8"
+    values = rng.standard_normal(2000).astype(np.float32)
+    values[300] = np.nan
+    whole = blockwise.quantize(values if signed else np.abs(values), signed=signed)
+    wide, each = blockwise.dequantize(whole, signed=signed), np.repeat(whole.scales, 256)[:2000]
+    kept = 0
+    for first, last in ((0, 2000), (512, 1024), (512, 1100), (100, 900), (3, 3), (1999, 2000)):
+        part = slice(first, last)
+        codes, scales = regrouped(
+            torch.from_numpy(whole.codes[part].copy()), torch.from_numpy(each[part].copy()), form
+        )
+        anew = blockwise.quantize(wide[part].copy(), signed=signed)
+        for at in range(0, last - first, 256):
+            group, number = slice(at, at + 256), at // 256
+            same = len(set(each[part][group].view(np.uint32).tolist())) == 1
+            expected = whole.codes[part][group] if same else anew.codes[group]
+            scale = each[part][at] if same else anew.scales[number]
+            assert codes[group].tolist() == expected.tolist()
+            assert scales[number].numpy().tobytes() == scale.tobytes()
+            kept += same
+        assert len(scales) == -(-(last - first) // 256)
+    assert kept == 8 + 2 + 3 + 1 + 1
 
 
 def test_state_dtype_says_what_is_expected() -> None:
