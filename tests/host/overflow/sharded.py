@@ -121,6 +121,11 @@ HOMES = (
     ("fsdp", torch.float32, CARD),
     ("fsdp", torch.bfloat16, CARD),
     ("fsdp", torch.uint8, f"{CARD}&state_format=dynamic8"),
+    ("fsdp", torch.bfloat16, GOLDEN),
+    ("tp", torch.bfloat16, GOLDEN),
+    ("tp", torch.uint8, f"{GOLDEN}&state_format=dynamic8"),
+    ("tp", torch.float32, CARD),
+    ("tp", torch.uint8, f"{CARD}&state_format=dynamic8"),
 )
 """How parameters are sharded, their dtype, or that of the state of others in fp32, and the
 device."""
@@ -170,9 +175,9 @@ def same(mesh: DeviceMesh, folder: Path, how: str, dtype: torch.dtype, device: A
         dtype, on["state_dtype"] = torch.float32, dtype
     plain, drives = HOW[how](mesh, dtype), HOW[how](mesh, dtype)
     reference = nearstep.optim.AdamW(plain.named_parameters(), lr=1e-2, **on)
-    memory = {"memory": "16KiB"} if how == "tp" else {}
-    if "state_dtype" in on and not str(device).startswith(CARD):  # whole blocks
-        memory = {"memory": "512KiB"}
+    memory: dict[str, Any] = {}
+    if not str(device).startswith(CARD) and ("state_dtype" in on or how == "tp"):
+        memory = {"memory": "512KiB" if "state_dtype" in on else "16KiB"}  # whole blocks
     optimizer = make(drives, folder, **on, **memory)
     compared = 0
     for step in range(3):

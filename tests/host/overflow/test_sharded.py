@@ -64,7 +64,7 @@ def test_two_ranks_have_the_bits_of_no_drives_and_commit_together(
         found = on_ranks(2, two_ranks, folder, deep)
     for checks, _ in found:
         print(checks)
-        assert len(checks) == (19 if deep else 9)
+        assert len(checks) == (24 if deep else 9)
         assert min(checks.values()) >= 5
     assert check_cuts([record for _, record in found], most=0, every=3) > 50
 
