@@ -96,7 +96,7 @@ def unpack_index(
         head = json.loads(data[PREFIX.size : PREFIX.size + length])
         found, meta, listed = head["generation"], head["meta"], head["tensors"]
         columns = ("name", "nbytes", "extents", "first_drive", "attributes")
-        more = [(bool(each.get("pinned")), int(each.get("step", 0))) for each in listed]
+        more = [(bool(each.get("pinned")), each.get("step", 0)) for each in listed]
         fields = [
             (*(each[name] for name in columns), *own)
             for each, own in zip(listed, more, strict=True)
@@ -126,8 +126,8 @@ def unpack_index(
         first = first_drive % len(blocks)
         if pinned and ((table.rows["drive"] != first) & (table.rows["drive"] != HOLE)).any():
             raise IndexFormatError(f"{name!r} must be on drive {first} alone")
-        if step < 0:
-            raise IndexFormatError(f"{name!r} must have extents of blocks, not of {step}")
+        if not is_whole(step) or step < 0:
+            raise IndexFormatError(f"{name!r} must have extents of blocks, not of {step!r}")
         tensors[name] = Tensor(name, nbytes, attributes, table, first, pinned, step)
     if len(tensors) != len(fields):
         raise IndexFormatError("it names a tensor twice")

@@ -223,8 +223,8 @@ class Store:
         """
         checked_tensor(name, nbytes)
         most = self.drives[0].header.extent_bytes
-        step, rest = divmod(most if extent_bytes is None else extent_bytes, BLOCK_BYTES)
-        if rest or not 0 < step <= most // BLOCK_BYTES:
+        given = most if extent_bytes is None else extent_bytes
+        if not (is_whole(given) and given % BLOCK_BYTES == 0 and 0 < given <= most):
             expected = f"extent_bytes must be whole blocks of {BLOCK_BYTES}, at most {most}"
             raise ArgumentError(f"{expected}, not {extent_bytes!r}")
         if drive is not None and not (is_whole(drive) and 0 <= drive < len(self.drives)):
@@ -233,8 +233,7 @@ class Store:
         with self._lock:
             self._check_writable(f"add {name!r}")
             first, pinned = (0, False) if drive is None else (int(drive), True)
-            step = 0 if extent_bytes is None else step
-            hole = Table.of_hole(0, 1)
+            step, hole = (extent_bytes or 0) // BLOCK_BYTES, Table.of_hole(0, 1)
             self._transaction.add(Tensor(name, nbytes, kept, hole, first, pinned, step))
 
     def remove(self, name: str) -> None:

@@ -83,10 +83,9 @@ def regrouped(codes: Tensor, scales: Tensor, form: str) -> tuple[Tensor, Tensor]
     own, each = (local(tensor).cpu().contiguous() for tensor in (codes, scales))
     flat, spread = own.view(-1).numpy(), each.view(-1).numpy()
     levels = np.array(dynamic_map(signed=SIGNED[form]), np.uint32).view(np.float32)
-    anew, begins = (
-        blockwise.quantize(levels[flat] * spread, signed=SIGNED[form]),
-        np.arange(0, flat.size, GROUP),
-    )
+    with np.errstate(invalid="ignore", over="ignore"):
+        anew = blockwise.quantize(levels[flat] * spread, signed=SIGNED[form])
+    begins = np.arange(0, flat.size, GROUP)
     first = spread[begins]
     equal = np.repeat(first, GROUP)[: flat.size].view(np.uint32) == spread.view(np.uint32)
     keeps = np.logical_and.reduceat(equal, begins) if flat.size else np.empty(0, bool)

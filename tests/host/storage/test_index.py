@@ -42,7 +42,7 @@ def test_what_was_packed_is_unpacked() -> None:
         (packed(lambda head: head.update(generation=2)), "must be of generation 3, not 2"),
         (packed(lambda head: head["tensors"][0].update(nbytes=9000)), "must have 3 blocks"),
         (packed(lambda head: head["tensors"][0].update(step=-1)), "not of -1"),
-        (packed(lambda head: head["tensors"][0].update(step="x")), "its head is invalid"),
+        (packed(lambda head: head["tensors"][0].update(step="x")), "not of 'x'"),
         (packed(lambda head: head["tensors"][0].pop("name")), "its head is invalid"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_tensor_may_have_smaller_extents_which_are_written_whole(rng) -> None:
         store = again(store)
         assert contents(store) == {"whole": data, "halves": data}
         assert {each.blocks for each in store.tensors["halves"].table.extents()} == {1}
-    for bad in (0, BLOCK_BYTES - 1, EXTENT + BLOCK_BYTES):
+    for bad in (0, BLOCK_BYTES - 1, EXTENT + BLOCK_BYTES, 1.5 * BLOCK_BYTES, float(EXTENT) + 0.5):
         with pytest.raises(ArgumentError, match=f"at most {EXTENT}, not {bad}"):
             store.add("p", 1, extent_bytes=bad)
     assert contents(store).keys() == {"whole", "halves"}
