@@ -53,10 +53,13 @@ class Course:
     """What a pool is led through; everything that it tells, with the cycle, is kept.
 
     Two pools that are alike in each cycle keep the same. Sums are compared with golden's as well.
+    Arrays have a share `1 / parts` of the elements.
     """
 
-    def __init__(self, pool: CoarsePool) -> None:
+    def __init__(self, pool: CoarsePool, parts: int = 1) -> None:
         self.pool = pool
+        self.parts = parts
+        self.middle = pool.devices // 2
         self.random = random(SEED)
         self.log: Log = []
         self.compared = 0
@@ -65,7 +68,7 @@ class Course:
         self.log.append((self.pool.device.cycles, *values))
 
     def sum(self, size: int, op: str, wire: str, group: int | None = None) -> None:
-        arrays = draw(self.pool, size, self.random)
+        arrays = draw(self.pool, -(-size // self.parts), self.random)
         tensor = self.pool.tensor(arrays)
         self.pool.all_reduce(tensor, op, wire, group=group)
         self.compared += compare(tensor, reduced(self.pool, arrays, op, wire, group))
@@ -83,7 +86,7 @@ class Course:
     def many(self) -> None:
         """More jobs than a core has places for, while clients and the host use the windows."""
         pool = self.pool
-        arrays = draw(pool, 700, self.random)
+        arrays = draw(pool, 700 // self.parts, self.random)
         tensors = [pool.tensor(arrays) for _ in range(2)]
         area = pool.device.alloc(1 << 13, np.uint8, channel=1)
         content = self.random.integers(0, 256, area.nbytes, np.uint8)
@@ -106,7 +109,7 @@ class Course:
     def snapshot(self) -> None:
         """Frozen values stay while jobs and the host write them."""
         pool = self.pool
-        arrays = draw(pool, 3000, self.random)
+        arrays = draw(pool, 3000 // self.parts, self.random)
         tensor = pool.tensor(arrays)
         with pool.freeze([tensor]) as frozen:
             event = pool.submit(tensor)
@@ -118,8 +121,10 @@ class Course:
                 self.note(pool.device.nodes[device].pool.dump())
             event.wait()
             pool.all_reduce(tensor, "max")
-            tensor.write(2, arrays[0])
-            np.testing.assert_array_equal(frozen.read(0, 2).view("u4"), arrays[2].view("u4"))
+            tensor.write(self.middle, arrays[0])
+            np.testing.assert_array_equal(
+                frozen.read(0, self.middle).view("u4"), arrays[self.middle].view("u4")
+            )
             self.note(pool.counters())
         tensor.free()
 
@@ -134,13 +139,13 @@ class Course:
             (JobRefusedError, self._small_window),
         ]
         for error, happen in faults:
-            arrays = draw(pool, 9000, self.random)
+            arrays = draw(pool, 9000 // self.parts, self.random)
             tensor = pool.tensor(arrays)
             self.tensor = tensor
             if happen == self._small_window:
                 happen()
             event = pool.submit(tensor)
-            backend(pool).run(1500)
+            backend(pool).run(1500 // self.parts)
             if happen != self._small_window:
                 happen()
             with pytest.raises(error) as found:
@@ -153,12 +158,12 @@ class Course:
             self.sum(600, "average", "fp32")
 
     def _slverr(self) -> None:
-        back = self.tensor.back(3)
+        back = self.tensor.back(self.pool.devices - 1)
         span = {"base": back.address, "limit": back.address + back.nbytes}
         backend(self.pool).inject(Injection(kind="slverr", write=True, nth=20, **span))
 
     def _abort(self) -> None:
-        self.pool.device.nodes[2].sync1.control.abort = 1
+        self.pool.device.nodes[self.middle].sync1.control.abort = 1
 
     def _hard_reset(self) -> None:
         self.pool.device.reset()
@@ -288,43 +293,71 @@ def test_devices_as_they_are_shipped_have_the_bits_and_cycles_of_a_pool_of_objec
     assert compared == again > 100_000
 
 
+RATES = "drop=0.01&duplicate=0.01&reorder=0.01&corrupt=0.01&seed=5"
+
+
+def broken(pool: CoarsePool, *, whole: bool = False, parts: int = 1) -> tuple[Log, int]:
+    """What a pool kept of sums, or the whole course, on links with faults at random, of faults one
+    by one and of a device that dies; and how many values golden has as well.
+    """
+    with pool:
+        course = Course(pool, parts)
+        course.sums()
+        if whole:
+            course.many()
+            course.snapshot()
+            course.failures()
+        for nth, kind in enumerate(("drop", "corrupt", "duplicate", "reorder", "stall")):
+            fault = LinkFault(
+                kind=kind,
+                link=nth % backend(pool).links,
+                direction=nth % 2,
+                frame="entry",
+                nth=nth,
+                cycles=900,
+            )
+            backend(pool).inject_link(fault)
+            course.sum(5000, "sum", "fp32")
+        tensor = pool.tensor(draw(pool, 9000 // parts, course.random))
+        event = pool.submit(tensor)
+        backend(pool).run(1000 // parts)
+        backend(pool).kill(1)
+        with pytest.raises(SilentLinkError) as found:
+            event.wait()
+        course.note(str(found.value))
+        backend(pool).revive(1)
+        pool.reset()
+        course.sum(3000, "max", "bf16")
+        ends = [(link, way) for link in range(backend(pool).links) for way in (0, 1)]
+        statistics = [backend(pool).link_statistics(*end) for end in ends]
+        course.note(statistics)
+        for kind in ("drop", "duplicate", "reorder", "corrupt"):
+            assert sum(each[kind] for each in statistics) > 5 // parts, kind
+        course.end()
+        return course.log, course.compared
+
+
 @pytest.mark.deep
 def test_faults_of_links_have_the_bits_and_cycles_of_a_pool_of_objects() -> None:
     """Links outside, at random and one by one; a device that dies."""
-    rates = "drop=0.01&duplicate=0.01&reorder=0.01&corrupt=0.01&seed=5"
-
-    def broken(pool: CoarsePool) -> tuple[Log, int]:
-        with pool:
-            course = Course(pool)
-            course.sums()
-            for nth, kind in enumerate(("drop", "corrupt", "duplicate", "reorder", "stall")):
-                fault = LinkFault(
-                    kind=kind, link=nth % 4, direction=nth % 2, frame="entry", nth=nth, cycles=900
-                )
-                backend(pool).inject_link(fault)
-                course.sum(5000, "sum", "fp32")
-            tensor = pool.tensor(draw(pool, 9000, course.random))
-            event = pool.submit(tensor)
-            backend(pool).run(1000)
-            backend(pool).kill(1)
-            with pytest.raises(SilentLinkError) as found:
-                event.wait()
-            course.note(str(found.value))
-            backend(pool).revive(1)
-            pool.reset()
-            course.sum(3000, "max", "bf16")
-            ends = [(link, way) for link in range(4) for way in (0, 1)]
-            statistics = [backend(pool).link_statistics(*end) for end in ends]
-            course.note(statistics)
-            for kind in ("drop", "duplicate", "reorder", "corrupt"):
-                assert sum(each[kind] for each in statistics) > 5, kind
-            course.end()
-            return course.log, course.compared
-
-    expected, compared = broken(CoarsePool.open(f"sim:coarse?{RING}&link_latency=10&{rates}"))
-    found, again = broken(ring(f"{RING}&link_latency=10&{rates}", links_inside=False))
+    expected, compared = broken(CoarsePool.open(f"sim:coarse?{RING}&link_latency=10&{RATES}"))
+    found, again = broken(ring(f"{RING}&link_latency=10&{RATES}", links_inside=False))
     assert same(expected, found) > 20
     assert compared == again > 50_000
+
+
+@pytest.mark.deep
+def test_devices_as_they_are_shipped_go_the_course_on_damaged_links() -> None:
+    """Coverage of the shipped device is counted here: stalls of memory, and all faults above."""
+    url = f"{SHIPPED}&stall=0.1&{RATES}".replace("devices=4", "devices=2").replace("0.01", "0.05")
+    pool = CoarsePool(shipped_ring(url, links_inside=False), silence_cycles=1 << 14)
+    for node in pool.device.nodes:
+        node.pool.retry.value = 512
+        node.pool.keepalive.value = 128
+    kept, compared = broken(pool, whole=True, parts=4)
+    print(f"seed {SEED}: {len(kept)} times, cycle {kept[-1][0]}, {compared} values golden has")
+    assert len(kept) >= 30
+    assert compared > 30_000
 
 
 @pytest.mark.deep
