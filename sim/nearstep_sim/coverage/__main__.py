@@ -84,7 +84,7 @@ def verilog_of_command(command: str) -> str:
     """What a command writes, of a board what is simulated, with places in the sources; nothing if
     that is not known.
     """
-    os.environ.setdefault(COVERAGE, "build/coverage")
+    os.environ[COVERAGE] = os.environ.get(COVERAGE) or "build/coverage"
     words = shlex.split(command)
     make: Callable[[], str]
     match words:

@@ -349,7 +349,9 @@ def test_faults_of_links_have_the_bits_and_cycles_of_a_pool_of_objects() -> None
 @pytest.mark.deep
 def test_devices_as_they_are_shipped_go_the_course_on_damaged_links() -> None:
     """Coverage of the shipped device is counted here: stalls of memory, and all faults above."""
-    url = f"{SHIPPED}&stall=0.1&{RATES}".replace("devices=4", "devices=2").replace("0.01", "0.05")
+    url = f"sim:coarse?{SHIPPED}&stall=0.1&{RATES}".replace("devices=4", "devices=2").replace(
+        "0.01", "0.05"
+    )
     pool = CoarsePool(shipped_ring(url, links_inside=False), silence_cycles=1 << 14)
     for node in pool.device.nodes:
         node.pool.retry.value = 512
