@@ -27,7 +27,15 @@ from nearstep.coarse.errors import (
 from nearstep.errors import ArgumentError, KernelError, MismatchError
 from nearstep_hw.generate import command
 from nearstep_sim.coarse.options import SIM, VerilatedPoolOptions
-from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, SMALLEST, compare, draw, reduced
+from nearstep_sim.coarse.pool_values import (
+    SMALL,
+    SMALL_MEMORY,
+    SMALLEST,
+    Floats,
+    compare,
+    draw,
+    reduced,
+)
 from nearstep_sim.coarse.ring_library import header
 from nearstep_sim.coarse.ring_top import TOP, device_verilog, numbered, ring_verilog
 from nearstep_sim.coarse.shipped_ring import shipped_ring
@@ -45,6 +53,10 @@ SHIPPED = "devices=4&memory_bytes=64MiB"
 WITH_KERNEL = f"{SHIPPED}&rules=adam,sgd"
 SIZES = (1, 17, 2048, 5003)
 SEED = 19
+WRITTEN = dict.fromkeys(
+    ("source", "destination", "window_base", "window_limit", "snapshot_base", "snapshot_area"), 64
+) | dict.fromkeys(("elements", "silence_limit", "keepalive", "retry", "snapshot_pages"), 32)
+"""Bits of registers that hold a number."""
 
 Log = list[object]
 
@@ -68,7 +80,9 @@ class Course:
         self.log.append((self.pool.device.cycles, *values))
 
     def sum(self, size: int, op: str, wire: str, group: int | None = None) -> None:
-        arrays = draw(self.pool, -(-size // self.parts), self.random)
+        self.sum_of(draw(self.pool, -(-size // self.parts), self.random), op, wire, group)
+
+    def sum_of(self, arrays: list[Floats], op: str, wire: str, group: int | None = None) -> None:
         tensor = self.pool.tensor(arrays)
         self.pool.all_reduce(tensor, op, wire, group=group)
         self.compared += compare(tensor, reduced(self.pool, arrays, op, wire, group))
@@ -82,6 +96,53 @@ class Course:
         ]
         for number, (op, wire) in enumerate(kinds):
             self.sum(SIZES[number % len(SIZES)], op, wire, (None, 0, 1)[number % 3])
+
+    def wide(self) -> None:
+        """Numbers of any magnitude, which nearly cancel each other on two devices; many chunks."""
+        for number, (op, wire) in enumerate(
+            [
+                ("sum", "fp16"),
+                ("average", "bf16"),
+                ("max", "fp16"),
+                ("sum", "fp32"),
+                ("max", "bf16"),
+            ]
+        ):
+            most = 14 if wire == "fp16" else 100
+            arrays = [
+                (each * np.exp2(self.random.uniform(-2 * most, most, each.size))).astype("f4")
+                for each in draw(self.pool, 512, self.random)
+            ]
+            nearly = 1 + np.exp2(-self.random.uniform(1, 24, 512))
+            arrays[1] = np.where(
+                self.random.random(512) < 0.5, -arrays[0] * nearly, arrays[1]
+            ).astype("f4")
+            self.sum_of(arrays, op, wire, (1, 0, 1, None, 0)[number])
+        self.sum_of(draw(self.pool, 12_000, self.random), "sum", "fp32")
+
+    def registers(self) -> None:
+        """Every bit that a host may write, while nothing runs; then jobs that no core takes."""
+        for node in self.pool.device.nodes:
+            for block in (node.pool, node.sync0, node.sync1):
+                for name, bits in WRITTEN.items():
+                    if hasattr(block, name):
+                        register = getattr(block, name)
+                        for value in ((1 << bits) - 1, 0, register.value):
+                            register.value = value
+                            assert register.value == value
+                            self.compared += 1
+        for operation, address in ((3, 64), (0, (1 << 64) - 64), (1, 4)):
+            for node in self.pool.device.nodes:
+                for core in (node.sync0, node.sync1):
+                    core.source.value = core.destination.value = address
+                    core.elements.value = 1 << 31
+                    core.job.operation = operation
+                    core.start.go = 1
+            backend(self.pool).run(500)
+            for node in self.pool.device.nodes:
+                assert node.sync0.status.error
+                self.note(node.sync0.dump(), node.pool.dump())
+            self.pool.reset()
 
     def many(self) -> None:
         """More jobs than a core has places for, while clients and the host use the windows."""
@@ -160,7 +221,9 @@ class Course:
     def _slverr(self) -> None:
         back = self.tensor.back(self.pool.devices - 1)
         span = {"base": back.address, "limit": back.address + back.nbytes}
-        backend(self.pool).inject(Injection(kind="slverr", write=True, nth=20, **span))
+        backend(self.pool).inject(
+            Injection(kind="slverr", write=True, nth=20 // self.parts**2, **span)
+        )
 
     def _abort(self) -> None:
         self.pool.device.nodes[self.middle].sync1.control.abort = 1
@@ -304,6 +367,8 @@ def broken(pool: CoarsePool, *, whole: bool = False, parts: int = 1) -> tuple[Lo
         course = Course(pool, parts)
         course.sums()
         if whole:
+            course.wide()
+            course.registers()
             course.many()
             course.snapshot()
             course.failures()
@@ -322,17 +387,20 @@ def broken(pool: CoarsePool, *, whole: bool = False, parts: int = 1) -> tuple[Lo
         event = pool.submit(tensor)
         backend(pool).run(1000 // parts)
         backend(pool).kill(1)
-        with pytest.raises(SilentLinkError) as found:
+        with pytest.raises(SilentLinkError) as silent:
             event.wait()
-        course.note(str(found.value))
+        course.note(str(silent.value))
         backend(pool).revive(1)
         pool.reset()
         course.sum(3000, "max", "bf16")
         ends = [(link, way) for link in range(backend(pool).links) for way in (0, 1)]
         statistics = [backend(pool).link_statistics(*end) for end in ends]
         course.note(statistics)
-        for kind in ("drop", "duplicate", "reorder", "corrupt"):
-            assert sum(each[kind] for each in statistics) > 5 // parts, kind
+        found = [
+            sum(each[kind] for each in statistics)
+            for kind in ("drop", "duplicate", "reorder", "corrupt")
+        ]
+        assert sum(found) > 5 if whole else min(found) > 5
         course.end()
         return course.log, course.compared
 
@@ -349,12 +417,12 @@ def test_faults_of_links_have_the_bits_and_cycles_of_a_pool_of_objects() -> None
 @pytest.mark.deep
 def test_devices_as_they_are_shipped_go_the_course_on_damaged_links() -> None:
     """Coverage of the shipped device is counted here: stalls of memory, and all faults above."""
-    url = f"sim:coarse?{SHIPPED}&stall=0.1&{RATES}".replace("devices=4", "devices=2").replace(
-        "0.01", "0.05"
-    )
+    url = f"sim:coarse?{SHIPPED}&stall=0.4&link_interval=2&{RATES}".replace(
+        "devices=4", "devices=2"
+    ).replace("0.01", "0.05")
     pool = CoarsePool(shipped_ring(url, links_inside=False), silence_cycles=1 << 14)
     for node in pool.device.nodes:
-        node.pool.retry.value = 512
+        node.pool.retry.value = 2048
         node.pool.keepalive.value = 128
     kept, compared = broken(pool, whole=True, parts=4)
     print(f"seed {SEED}: {len(kept)} times, cycle {kept[-1][0]}, {compared} values golden has")
