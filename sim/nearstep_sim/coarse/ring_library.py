@@ -15,7 +15,7 @@ from nearstep_sim.coarse.ring_top import (
     ports_of,
     ring_verilog,
 )
-from nearstep_sim.verilate.build import Model, stored, verilate_library
+from nearstep_sim.verilate.build import Model, coverage_flags, stored, verilate_library
 from nearstep_spec.coarse.config import CoarseConfig
 
 __all__ = ["header", "ring_library"]
@@ -67,7 +67,10 @@ def header(ports: Sequence[str], devices: int) -> str:
 
 
 def ring_library(config: CoarseConfig, devices: int, latency: int) -> Path:
-    """Build the shared library of `pool.cpp` around one object: the ring of `ring_verilog`."""
+    """Build the shared library of `pool.cpp` around one object: the ring of `ring_verilog`.
+
+    With points of coverage devices share no code, so that they are instances of one block.
+    """
     text = device_verilog(config).read_text()
     ports = [name for name, _, _ in ports_of(text, DEVICE) if name not in COMMON]
     pins = stored("design", {"ring.hpp": header(ports, devices)})
@@ -76,7 +79,15 @@ def ring_library(config: CoarseConfig, devices: int, latency: int) -> Path:
     ring = ring_verilog(config, devices, latency)
     return verilate_library(
         "coarse_ring",
-        [Model(top=TOP, verilog=ring, prefix=PREFIX, flags=[str(settings / "shared.vlt")])],
+        [
+            Model(
+                top=TOP,
+                verilog=ring,
+                prefix=PREFIX,
+                flags=() if coverage_flags() else [str(settings / "shared.vlt")],
+                blocks=[DEVICE] if coverage_flags() else (),
+            )
+        ],
         [HARNESS, pins / "ring.hpp"],
         defines={"COARSE_RING": 1, "COARSE_UPDATER": 0},
     )

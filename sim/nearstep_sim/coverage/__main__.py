@@ -1,20 +1,27 @@
-"""`python -m nearstep_sim.coverage DIR`: the counts in a folder as a table, JSON and a page."""
+"""`python -m nearstep_sim.coverage DIR`: the counts in a folder as a table, JSON and a page.
+
+The page has shipped tops alone, or those of --top.
+"""
 
 import argparse
-import hashlib
 import json
 import os
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from nearstep_hw import COVERAGE
 from nearstep_hw.generate import GENERATORS, verilog
+from nearstep_sim.bitstream.command import DESIGNS
+from nearstep_sim.boards.library import CELLS, TOP, board_verilog
 from nearstep_sim.coverage.records import merged
 from nearstep_sim.coverage.table import KINDS, Design, all_reasons, designs_of, exclusions
+from nearstep_sim.verilate.build import verilog_of
+from nearstep_spec.codec import from_text, texts_of
 from nearstep_spec.errors import NearstepError
 
 SHIPPED = Path("tests/shipped/shipped.toml")
@@ -61,31 +68,56 @@ def _shipped(path: Path) -> Mapping[str, str]:
     return {row["name"]: row["command"] for row in rows}
 
 
-def _sha_of(command: str) -> str:
-    """SHA-256 of the Verilog that `nearstep rtl` writes for a top with places in the sources."""
-    os.environ.setdefault(COVERAGE, "build/coverage")
-    text = verilog(shlex.split(command)[1])
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+def _known(shipped: Mapping[str, str], counted: Iterable[Path]) -> Mapping[str, str]:
+    """The Verilog of shipped tops that can be among the files that were counted, by name."""
+    texts = [path.read_text(encoding="utf-8") for path in counted]
+    found = {}
+    for name, command in shipped.items():
+        words = shlex.split(command)
+        module = TOP if words[0] == "bitstream" else words[1]
+        if any(f"\nmodule {module}(" in text for text in texts):
+            found[name] = verilog_of_command(command)
+    return {name: text for name, text in found.items() if text}
+
+
+def verilog_of_command(command: str) -> str:
+    """What a command writes, of a board what is simulated, with places in the sources; nothing if
+    that is not known.
+    """
+    os.environ[COVERAGE] = os.environ.get(COVERAGE) or "build/coverage"
+    words = shlex.split(command)
+    make: Callable[[], str]
+    match words:
+        case ["rtl", name] if name in GENERATORS:
+            make = partial(verilog, name)
+        case ["bitstream", board, "--design", design, *options]:
+            make = partial(_board, design, board, options)
+        case ["bitstream", board, *options]:
+            make = partial(_board, "updater", board, options)
+        case _:
+            return ""
+    return verilog_of(f"shipped {command}", make, sources=[CELLS]).read_text(encoding="utf-8")
+
+
+def _board(design: str, board: str, options: Sequence[str]) -> str:
+    kind = DESIGNS[design]
+    return board_verilog(from_text(kind, {"board": board, **texts_of(kind, options)}))
 
 
 def _row(name: str, counts: Sequence[object]) -> str:
     return f"| {name} | {' | '.join(map(str, counts))} |"
 
 
-def _tops(designs: Sequence[Design], shipped: Mapping[str, str]) -> Iterator[str]:
+def _tops(designs: Sequence[Design], shipped: Sequence[str]) -> Iterator[str]:
     yield "## Shipped tops"
     yield ""
     yield f"| top | {' | '.join(KINDS)} |"
     yield f"|---|{'---:|' * len(KINDS)}"
     measured = {each.top: each for each in designs}
-    for name, command in shipped.items():
+    for name in shipped:
         design = measured.get(name)
-        words = shlex.split(command)
-        plain = len(words) == 2 and words[0] == "rtl" and words[1] in GENERATORS
-        if design and plain and design.sha == _sha_of(command):
-            yield _row(f"`{name}`", [design.total(kind) for kind in KINDS])
-        else:
-            yield _row(f"`{name}`", ["not yet", *[""] * (len(KINDS) - 1)])
+        counts = map(design.total, KINDS) if design else ["not yet", *[""] * (len(KINDS) - 1)]
+        yield _row(f"`{name}`", list(counts))
     yield ""
 
 
@@ -117,10 +149,10 @@ def _design(design: Design) -> Iterator[str]:
 
 
 def page(
-    designs: Sequence[Design], shipped: Mapping[str, str], tests: Sequence[str], folder: Path
+    designs: Sequence[Design], shipped: Sequence[str], tests: Sequence[str], folder: Path
 ) -> str:
     """The page, in Markdown."""
-    files = sorted({each.partition("::")[0] for each in tests})
+    files = sorted({each.partition("[")[0] for each in tests})
     command = f".venv/bin/python -m nearstep_sim.coverage {folder} --page docs/coverage.md"
     lines = [HEAD.format(command=command, folder=folder, files=" ".join(files) or "...")]
     lines += ["Tests that ran:", "", *(f"- `{each}`" for each in tests), ""]
@@ -170,12 +202,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{given.folder} has no *.dat: run tests with NEARSTEP_COVERAGE={given.folder}"
         )
     try:
-        designs = list(designs_of(merged(counts), exclusions()))
+        counted = merged(counts)
+        known = _known(_shipped(SHIPPED), counted)
+        designs = list(designs_of(counted, exclusions(), known))
     except NearstepError as error:
         parser.error(str(error))
     designs = sorted(designs, key=lambda each: (each.top, each.sha))
+    shown = [each for each in designs if each.top in (given.top or known)]
     if given.top:
-        designs = [each for each in designs if each.top in given.top]
+        designs = shown
     tests = sorted(
         {line for path in given.folder.glob("tests-*.txt") for line in path.read_text().split("\n")}
         - {""}
@@ -189,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.json.parent.mkdir(parents=True, exist_ok=True)
     given.json.write_text(as_json(designs, tests), encoding="utf-8")
     if given.page:
-        given.page.write_text(page(designs, _shipped(SHIPPED), tests, given.folder), "utf-8")
+        given.page.write_text(page(shown, list(_shipped(SHIPPED)), tests, given.folder), "utf-8")
     return 0
 
 

@@ -4,13 +4,27 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 
 from nearstep_sim.coverage.design import Module, modules_of
 from nearstep_sim.coverage.records import Point
+from nearstep_sim.verilate.build import marked
+from nearstep_spec.errors import NearstepError
 
-__all__ = ["KINDS", "REASONS", "Block", "Count", "Design", "Exclusion", "Hole", "design_of"]
+__all__ = [
+    "KINDS",
+    "REASONS",
+    "Block",
+    "Count",
+    "Design",
+    "Exclusion",
+    "Hole",
+    "StaleReasonError",
+    "design_of",
+    "designs_of",
+]
 
 KINDS = ("line", "branch", "toggle", "state", "transition")
 REASONS = Path(__file__).with_name("reasons.toml")
@@ -69,11 +83,14 @@ class Exclusion:
 
     Attributes
     ----------
+    tops : shipped tops, each of which has such a hole.
     kinds : of `KINDS`.
-    block, what : regular expressions for `place` and `what` of a hole, whole.
+    block, what : regular expressions for `place` and `what` of a hole, whole. A toggle is one edge:
+        `full: [3]0->1`.
     reason
     """
 
+    tops: Sequence[str]
     kinds: Sequence[str]
     block: str
     what: str
@@ -85,6 +102,15 @@ class Exclusion:
             and re.fullmatch(self.block, hole.place) is not None
             and re.fullmatch(self.what, hole.what) is not None
         )
+
+
+class StaleReasonError(NearstepError, ValueError):
+    """Reasons fit no hole of a top that was counted."""
+
+    def __init__(self, stale: Sequence[tuple[str, Exclusion]]) -> None:
+        self.stale = list(stale)
+        said = "; ".join(f"{top}: {each.block} {each.what}" for top, each in stale)
+        super().__init__(f"every reason must fit a hole that is left, and these fit none: {said}")
 
 
 def exclusions(path: Path = REASONS) -> list[Exclusion]:
@@ -153,17 +179,29 @@ class _Counting:
 
     def __init__(self, design: Design, excluded: Sequence[Exclusion]) -> None:
         self._design = design
-        self._excluded = excluded
+        self._excluded = [each for each in excluded if design.top in each.tops]
+        self._used: list[Exclusion] = []
 
-    def add(self, block: Block, hole: Hole, covered: bool, points: int = 1) -> None:
-        """Count points; `hole` is what they are if they are not covered."""
+    def add(self, block: Block, hole: Hole, covered: bool) -> None:
+        """Count a point; `hole` is what it is if it is not covered."""
         if not covered:
-            reason = next((each.reason for each in self._excluded if each.fits(hole)), None)
-            if reason is not None:
-                self._design.exclude(reason, hole.kind, points)
+            if self._reasoned(hole):
                 return
             block.holes.append(hole)
-        block.counts[hole.kind] += Count(points if covered else 0, points)
+        block.counts[hole.kind].add(covered)
+
+    def _reasoned(self, hole: Hole) -> bool:
+        """Whether a hole has a reason."""
+        fit = [each for each in self._excluded if each.fits(hole)]
+        self._used += [each for each in fit if each not in self._used]
+        if fit:
+            self._design.exclude(fit[0].reason, hole.kind)
+        return bool(fit)
+
+    def check(self) -> None:
+        """Every reason was used, or StaleReasonError."""
+        if stale := [each for each in self._excluded if each not in self._used]:
+            raise StaleReasonError([(self._design.top, each) for each in stale])
 
     def lines_and_branches(
         self, block: Block, module: Module, counts: Mapping[Point, int]
@@ -208,8 +246,15 @@ class _Counting:
         for name, edges in missing.items():
             place = module.sources.get(name, "")
             place = place if place.startswith("nearstep_") else module.source
-            text = f"{name}: {' '.join(edges)}"
-            self.add(block, Hole("toggle", module.name, place, text), False, len(edges))
+            left = [
+                edge
+                for edge in edges
+                if not self._reasoned(Hole("toggle", module.name, place, f"{name}: {edge}"))
+            ]
+            if left:
+                text = f"{name}: {' '.join(left)}"
+                block.holes.append(Hole("toggle", module.name, place, text))
+                block.counts["toggle"] += Count(0, len(left))
         for reason, bits in ((UNNAMED, module.unnamed), (TOO_WIDE, module.too_wide)):
             if bits:
                 self._design.exclude(reason, "toggle", 2 * bits)
@@ -236,7 +281,12 @@ def _above(module: Module, number: int) -> str:
 
 
 def design_of(
-    verilog: str, counts: Mapping[Point, int], excluded: Sequence[Exclusion] = ()
+    verilog: str,
+    counts: Mapping[Point, int],
+    excluded: Sequence[Exclusion] = (),
+    *,
+    top: str = "",
+    sha: str = "",
 ) -> Design:
     """Coverage of a file of Verilog.
 
@@ -245,9 +295,14 @@ def design_of(
     verilog : its text.
     counts : of its points, of any processes.
     excluded : holes that have a reason.
+    top, sha : name and start of the SHA-256, if they are not those of the file.
+
+    Raises
+    ------
+    StaleReasonError : a reason for this top fits none of its holes.
     """
     modules = modules_of(verilog)
-    design = Design(next(iter(modules)), next(iter(counts)).sha)
+    design = Design(top or next(iter(modules)), sha or next(iter(counts)).sha)
     counting = _Counting(design, excluded)
     for name, points in _by_module(counts).items():
         module = modules[name]
@@ -258,6 +313,7 @@ def design_of(
         run = counting.lines_and_branches(block, module, others)
         counting.toggles(block, module, toggles)
         counting.machines(block, module, run)
+    counting.check()
     return design
 
 
@@ -269,11 +325,42 @@ def _by_module(counts: Mapping[Point, int]) -> Mapping[str, dict[Point, int]]:
 
 
 def designs_of(
-    counted: Mapping[Path, Mapping[Point, int]], excluded: Sequence[Exclusion] = ()
+    counted: Mapping[Path, Mapping[Point, int]],
+    excluded: Sequence[Exclusion] = (),
+    shipped: Mapping[str, str] | None = None,
 ) -> Iterator[Design]:
-    """Coverage of each file of Verilog."""
-    for path, counts in counted.items():
-        yield design_of(path.read_text(encoding="utf-8"), counts, excluded)
+    """Coverage of each file of Verilog, and of each shipped top that was counted.
+
+    Parameters
+    ----------
+    counted : counts by file.
+    excluded : holes that have a reason.
+    shipped : names of tops to their Verilog. Files that begin with it, whatever follows around it,
+        are counted together, and their other modules are not.
+
+    Raises
+    ------
+    StaleReasonError
+    """
+    texts = {path: path.read_text(encoding="utf-8") for path in counted}
+    taken = set[Path]()
+    for top, verilog in (shipped or {}).items():
+        text = marked(verilog)
+        files = [path for path in counted if texts[path].startswith(text)]
+        if files:
+            taken.update(files)
+            known, sha = modules_of(text), sha256(verilog.encode()).hexdigest()[:24]
+            counts = Counter[Point]()
+            for path in files:
+                for point, count in counted[path].items():
+                    if point.module in known:
+                        counts[replace(point, verilog=files[0])] += count
+            yield design_of(text, counts, excluded, top=top, sha=sha)
+    for path, single in counted.items():
+        if path not in taken:
+            top = next(iter(modules_of(texts[path])))
+            other = f"{top}, as it is not shipped" if top in (shipped or {}) else top
+            yield design_of(texts[path], single, excluded, top=other)
 
 
 def all_reasons(designs: Iterable[Design]) -> Mapping[str, Counter[str]]:

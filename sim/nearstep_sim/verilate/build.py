@@ -49,6 +49,7 @@ __all__ = [
     "coverage_verilog",
     "cpu_name",
     "cxx_flags",
+    "marked",
     "once",
     "package_folder",
     "run_tool",
@@ -285,11 +286,16 @@ def coverage_verilog(verilog: Path) -> Path:
 
     def copied(folder: Path) -> Path:
         path = folder / "top.v"
-        path.write_text(NOT_COUNTED.sub(rf"{COVERAGE_OFF}\g<0>{COVERAGE_ON}", text))
+        path.write_text(marked(text))
         return path
 
     name = _digest([sha, COVERAGE_OFF, NOT_COUNTED.pattern])
     return once(cache_dir() / "coverage" / f"verilog-{sha}-{name}.v", copied)
+
+
+def marked(verilog: str) -> str:
+    """Verilog with what is `NOT_COUNTED` between pragmas."""
+    return NOT_COUNTED.sub(rf"{COVERAGE_OFF}\g<0>{COVERAGE_ON}", verilog)
 
 
 COVERAGE_OFF, COVERAGE_ON = "/*verilator coverage_off*/", "/*verilator coverage_on*/"

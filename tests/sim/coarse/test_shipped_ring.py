@@ -27,7 +27,15 @@ from nearstep.coarse.errors import (
 from nearstep.errors import ArgumentError, KernelError, MismatchError
 from nearstep_hw.generate import command
 from nearstep_sim.coarse.options import SIM, VerilatedPoolOptions
-from nearstep_sim.coarse.pool_values import SMALL, SMALL_MEMORY, SMALLEST, compare, draw, reduced
+from nearstep_sim.coarse.pool_values import (
+    SMALL,
+    SMALL_MEMORY,
+    SMALLEST,
+    Floats,
+    compare,
+    draw,
+    reduced,
+)
 from nearstep_sim.coarse.ring_library import header
 from nearstep_sim.coarse.ring_top import TOP, device_verilog, numbered, ring_verilog
 from nearstep_sim.coarse.shipped_ring import shipped_ring
@@ -45,6 +53,10 @@ SHIPPED = "devices=4&memory_bytes=64MiB"
 WITH_KERNEL = f"{SHIPPED}&rules=adam,sgd"
 SIZES = (1, 17, 2048, 5003)
 SEED = 19
+WRITTEN = dict.fromkeys(
+    ("source", "destination", "window_base", "window_limit", "snapshot_base", "snapshot_area"), 64
+) | dict.fromkeys(("elements", "silence_limit", "keepalive", "retry", "snapshot_pages"), 32)
+"""Bits of registers that hold a number."""
 
 Log = list[object]
 
@@ -53,10 +65,13 @@ class Course:
     """What a pool is led through; everything that it tells, with the cycle, is kept.
 
     Two pools that are alike in each cycle keep the same. Sums are compared with golden's as well.
+    Arrays have a share `1 / parts` of the elements.
     """
 
-    def __init__(self, pool: CoarsePool) -> None:
+    def __init__(self, pool: CoarsePool, parts: int = 1) -> None:
         self.pool = pool
+        self.parts = parts
+        self.middle = pool.devices // 2
         self.random = random(SEED)
         self.log: Log = []
         self.compared = 0
@@ -65,7 +80,9 @@ class Course:
         self.log.append((self.pool.device.cycles, *values))
 
     def sum(self, size: int, op: str, wire: str, group: int | None = None) -> None:
-        arrays = draw(self.pool, size, self.random)
+        self.sum_of(draw(self.pool, -(-size // self.parts), self.random), op, wire, group)
+
+    def sum_of(self, arrays: list[Floats], op: str, wire: str, group: int | None = None) -> None:
         tensor = self.pool.tensor(arrays)
         self.pool.all_reduce(tensor, op, wire, group=group)
         self.compared += compare(tensor, reduced(self.pool, arrays, op, wire, group))
@@ -80,10 +97,57 @@ class Course:
         for number, (op, wire) in enumerate(kinds):
             self.sum(SIZES[number % len(SIZES)], op, wire, (None, 0, 1)[number % 3])
 
+    def wide(self) -> None:
+        """Numbers of any magnitude, which nearly cancel each other on two devices; many chunks."""
+        for number, (op, wire) in enumerate(
+            [
+                ("sum", "fp16"),
+                ("average", "bf16"),
+                ("max", "fp16"),
+                ("sum", "fp32"),
+                ("max", "bf16"),
+            ]
+        ):
+            most = 14 if wire == "fp16" else 100
+            arrays = [
+                (each * np.exp2(self.random.uniform(-2 * most, most, each.size))).astype("f4")
+                for each in draw(self.pool, 512, self.random)
+            ]
+            nearly = 1 + np.exp2(-self.random.uniform(1, 24, 512))
+            arrays[1] = np.where(
+                self.random.random(512) < 0.5, -arrays[0] * nearly, arrays[1]
+            ).astype("f4")
+            self.sum_of(arrays, op, wire, (1, 0, 1, None, 0)[number])
+        self.sum_of(draw(self.pool, 12_000, self.random), "sum", "fp32")
+
+    def registers(self) -> None:
+        """Every bit that a host may write, while nothing runs; then jobs that no core takes."""
+        for node in self.pool.device.nodes:
+            for block in (node.pool, node.sync0, node.sync1):
+                for name, bits in WRITTEN.items():
+                    if hasattr(block, name):
+                        register = getattr(block, name)
+                        for value in ((1 << bits) - 1, 0, register.value):
+                            register.value = value
+                            assert register.value == value
+                            self.compared += 1
+        for operation, address in ((3, 64), (0, (1 << 64) - 64), (1, 4)):
+            for node in self.pool.device.nodes:
+                for core in (node.sync0, node.sync1):
+                    core.source.value = core.destination.value = address
+                    core.elements.value = 1 << 31
+                    core.job.operation = operation
+                    core.start.go = 1
+            backend(self.pool).run(500)
+            for node in self.pool.device.nodes:
+                assert node.sync0.status.error
+                self.note(node.sync0.dump(), node.pool.dump())
+            self.pool.reset()
+
     def many(self) -> None:
         """More jobs than a core has places for, while clients and the host use the windows."""
         pool = self.pool
-        arrays = draw(pool, 700, self.random)
+        arrays = draw(pool, 700 // self.parts, self.random)
         tensors = [pool.tensor(arrays) for _ in range(2)]
         area = pool.device.alloc(1 << 13, np.uint8, channel=1)
         content = self.random.integers(0, 256, area.nbytes, np.uint8)
@@ -106,7 +170,7 @@ class Course:
     def snapshot(self) -> None:
         """Frozen values stay while jobs and the host write them."""
         pool = self.pool
-        arrays = draw(pool, 3000, self.random)
+        arrays = draw(pool, 3000 // self.parts, self.random)
         tensor = pool.tensor(arrays)
         with pool.freeze([tensor]) as frozen:
             event = pool.submit(tensor)
@@ -118,8 +182,10 @@ class Course:
                 self.note(pool.device.nodes[device].pool.dump())
             event.wait()
             pool.all_reduce(tensor, "max")
-            tensor.write(2, arrays[0])
-            np.testing.assert_array_equal(frozen.read(0, 2).view("u4"), arrays[2].view("u4"))
+            tensor.write(self.middle, arrays[0])
+            np.testing.assert_array_equal(
+                frozen.read(0, self.middle).view("u4"), arrays[self.middle].view("u4")
+            )
             self.note(pool.counters())
         tensor.free()
 
@@ -134,13 +200,13 @@ class Course:
             (JobRefusedError, self._small_window),
         ]
         for error, happen in faults:
-            arrays = draw(pool, 9000, self.random)
+            arrays = draw(pool, 9000 // self.parts, self.random)
             tensor = pool.tensor(arrays)
             self.tensor = tensor
             if happen == self._small_window:
                 happen()
             event = pool.submit(tensor)
-            backend(pool).run(1500)
+            backend(pool).run(1500 // self.parts)
             if happen != self._small_window:
                 happen()
             with pytest.raises(error) as found:
@@ -153,12 +219,14 @@ class Course:
             self.sum(600, "average", "fp32")
 
     def _slverr(self) -> None:
-        back = self.tensor.back(3)
+        back = self.tensor.back(self.pool.devices - 1)
         span = {"base": back.address, "limit": back.address + back.nbytes}
-        backend(self.pool).inject(Injection(kind="slverr", write=True, nth=20, **span))
+        backend(self.pool).inject(
+            Injection(kind="slverr", write=True, nth=20 // self.parts**2, **span)
+        )
 
     def _abort(self) -> None:
-        self.pool.device.nodes[2].sync1.control.abort = 1
+        self.pool.device.nodes[self.middle].sync1.control.abort = 1
 
     def _hard_reset(self) -> None:
         self.pool.device.reset()
@@ -288,43 +356,78 @@ def test_devices_as_they_are_shipped_have_the_bits_and_cycles_of_a_pool_of_objec
     assert compared == again > 100_000
 
 
+RATES = "drop=0.01&duplicate=0.01&reorder=0.01&corrupt=0.01&seed=5"
+
+
+def broken(pool: CoarsePool, *, whole: bool = False, parts: int = 1) -> tuple[Log, int]:
+    """What a pool kept of sums, or the whole course, on links with faults at random, of faults one
+    by one and of a device that dies; and how many values golden has as well.
+    """
+    with pool:
+        course = Course(pool, parts)
+        course.sums()
+        if whole:
+            course.wide()
+            course.registers()
+            course.many()
+            course.snapshot()
+            course.failures()
+        for nth, kind in enumerate(("drop", "corrupt", "duplicate", "reorder", "stall")):
+            fault = LinkFault(
+                kind=kind,
+                link=nth % backend(pool).links,
+                direction=nth % 2,
+                frame="entry",
+                nth=nth,
+                cycles=900,
+            )
+            backend(pool).inject_link(fault)
+            course.sum(5000, "sum", "fp32")
+        tensor = pool.tensor(draw(pool, 9000 // parts, course.random))
+        event = pool.submit(tensor)
+        backend(pool).run(1000 // parts)
+        backend(pool).kill(1)
+        with pytest.raises(SilentLinkError) as silent:
+            event.wait()
+        course.note(str(silent.value))
+        backend(pool).revive(1)
+        pool.reset()
+        course.sum(3000, "max", "bf16")
+        ends = [(link, way) for link in range(backend(pool).links) for way in (0, 1)]
+        statistics = [backend(pool).link_statistics(*end) for end in ends]
+        course.note(statistics)
+        found = [
+            sum(each[kind] for each in statistics)
+            for kind in ("drop", "duplicate", "reorder", "corrupt")
+        ]
+        assert sum(found) > 5 if whole else min(found) > 5
+        course.end()
+        return course.log, course.compared
+
+
 @pytest.mark.deep
 def test_faults_of_links_have_the_bits_and_cycles_of_a_pool_of_objects() -> None:
     """Links outside, at random and one by one; a device that dies."""
-    rates = "drop=0.01&duplicate=0.01&reorder=0.01&corrupt=0.01&seed=5"
-
-    def broken(pool: CoarsePool) -> tuple[Log, int]:
-        with pool:
-            course = Course(pool)
-            course.sums()
-            for nth, kind in enumerate(("drop", "corrupt", "duplicate", "reorder", "stall")):
-                fault = LinkFault(
-                    kind=kind, link=nth % 4, direction=nth % 2, frame="entry", nth=nth, cycles=900
-                )
-                backend(pool).inject_link(fault)
-                course.sum(5000, "sum", "fp32")
-            tensor = pool.tensor(draw(pool, 9000, course.random))
-            event = pool.submit(tensor)
-            backend(pool).run(1000)
-            backend(pool).kill(1)
-            with pytest.raises(SilentLinkError) as found:
-                event.wait()
-            course.note(str(found.value))
-            backend(pool).revive(1)
-            pool.reset()
-            course.sum(3000, "max", "bf16")
-            ends = [(link, way) for link in range(4) for way in (0, 1)]
-            statistics = [backend(pool).link_statistics(*end) for end in ends]
-            course.note(statistics)
-            for kind in ("drop", "duplicate", "reorder", "corrupt"):
-                assert sum(each[kind] for each in statistics) > 5, kind
-            course.end()
-            return course.log, course.compared
-
-    expected, compared = broken(CoarsePool.open(f"sim:coarse?{RING}&link_latency=10&{rates}"))
-    found, again = broken(ring(f"{RING}&link_latency=10&{rates}", links_inside=False))
+    expected, compared = broken(CoarsePool.open(f"sim:coarse?{RING}&link_latency=10&{RATES}"))
+    found, again = broken(ring(f"{RING}&link_latency=10&{RATES}", links_inside=False))
     assert same(expected, found) > 20
     assert compared == again > 50_000
+
+
+@pytest.mark.deep
+def test_devices_as_they_are_shipped_go_the_course_on_damaged_links() -> None:
+    """Coverage of the shipped device is counted here: stalls of memory, and all faults above."""
+    url = f"sim:coarse?{SHIPPED}&stall=0.4&link_interval=2&{RATES}".replace(
+        "devices=4", "devices=2"
+    ).replace("0.01", "0.05")
+    pool = CoarsePool(shipped_ring(url, links_inside=False), silence_cycles=1 << 14)
+    for node in pool.device.nodes:
+        node.pool.retry.value = 2048
+        node.pool.keepalive.value = 128
+    kept, compared = broken(pool, whole=True, parts=4)
+    print(f"seed {SEED}: {len(kept)} times, cycle {kept[-1][0]}, {compared} values golden has")
+    assert len(kept) >= 30
+    assert compared > 30_000
 
 
 @pytest.mark.deep
