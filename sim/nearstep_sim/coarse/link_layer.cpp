@@ -1,6 +1,7 @@
 // Two Verilated link layers, joined by modelled links, between sources and sinks of entries.
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -130,6 +131,7 @@ struct DeviceReport {
     std::uint64_t silent_cycles[kPorts], silent_since[kPorts];
     std::uint64_t unused_port;  // phits on ports that are not used
     std::uint64_t unstable;     // phits that changed while they waited
+    std::uint64_t digest;       // of every bit of the phits that links took, and their cycles
 };
 
 struct Report {
@@ -233,6 +235,10 @@ struct Bench {
             ++r.unstable;
         waits[d][p] = valid && !link.ready() && !inputs[d].clear;
         held[d][p] = phit;
+        if (valid && link.ready())
+            for (const std::uint64_t word :
+                 {phit.data[0], phit.data[1], report.cycles << 3 | p << 2 | phit.head << 1 | phit.last})
+                r.digest = mix(r.digest + word);
         link.tick(valid, phit);
     }
 

@@ -86,6 +86,7 @@ class DeviceState:
     silent_since: list[int]
     unused_port: int
     unstable: int
+    digest: int
 
 
 @cache
@@ -225,6 +226,7 @@ class LinkBench:
                 list(each.silent_since),
                 each.unused_port,
                 each.unstable,
+                each.digest,
             )
             for each in report.devices
         ]

@@ -28,13 +28,13 @@ BAD = ("replays", "bad_frames", "gaps", "duplicates")
 ENTRIES = 300
 COUNTED = ("sent_phits", "payload_phits", *BAD)
 KNOWN = {
-    (1, 2, 2, "all"): (8128, 14309, 11031, 112, 55, 128, 70),
-    (1, 2, 1, "reorder"): (7370, 12796, 10298, 20, 0, 59, 20),
-    (2, 2, 2, "corrupt"): (6977, 14078, 11037, 50, 80, 10, 0),
-    (2, 2, 1, "drop"): (7944, 13661, 11050, 59, 0, 57, 0),
+    (1, 2, 2, "all"): (8128, 14309, 11031, 112, 55, 128, 70, 2724203227),
+    (1, 2, 1, "reorder"): (7370, 12796, 10298, 20, 0, 59, 20, 2097645658),
+    (2, 2, 2, "corrupt"): (6977, 14078, 11037, 50, 80, 10, 0, 782052213),
+    (2, 2, 1, "drop"): (7944, 13661, 11050, 59, 0, 57, 0, 1046759585),
 }
-"""Cycles and counters over bad links, by seed, groups, ports and kind: a change by which losses
-cost more is noticed, although every entry comes."""
+"""Cycles, counters and digest over bad links, by seed, groups, ports and kind: a change by which
+losses cost more, or a header has another bit, is noticed, although every entry comes."""
 
 
 def total(bench: LinkBench) -> dict[str, int]:
@@ -45,6 +45,12 @@ def total(bench: LinkBench) -> dict[str, int]:
             for name, count in port.items():
                 sums[name] = sums.get(name, 0) + count
     return sums
+
+
+def digest(bench: LinkBench) -> int:
+    """32 bits that every phit of both devices, and its cycle, have changed."""
+    first, second = bench.state()
+    return (first.digest ^ second.digest << 1) % (1 << 32)
 
 
 def check(bench: LinkBench, entries: int | None = None) -> int:
@@ -127,7 +133,7 @@ def test_every_entry_comes_once_and_in_order_over_a_bad_link(groups, ports, kind
     cycles = deliver(bench, ENTRIES)
     assert check(bench, ENTRIES) > 7 * DEVICES * groups * ENTRIES
     faults, counters = bench.faults(), total(bench)
-    made = (cycles, *(counters[name] for name in COUNTED))
+    made = (cycles, *(counters[name] for name in COUNTED), digest(bench))
     assert KNOWN.get((seed, groups, ports, kind), made) == made
     for name in RATES[kind]:
         assert faults[name] > 10
@@ -397,6 +403,7 @@ def test_the_end_of_all_jobs_is_told_once_and_until_cleared():
     bench.run(200)
     assert [state.aborts for state in bench.state()] == [1, 1]
     assert bench.state()[0].abort == (3, 2, 0)
+    assert digest(bench) == 205906766
 
 
 @pytest.mark.parametrize("after", [3, 40, 111, 500])
