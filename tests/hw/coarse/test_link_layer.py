@@ -456,3 +456,12 @@ def test_a_forged_entry_trips_the_check(nth):
     assert [state.mismatches for state in bench.state()] == [[0], [1]]
     with pytest.raises(AssertionError):
         check(bench, 20)
+
+
+@pytest.mark.parametrize("nth", [1, 5])
+def test_an_entry_for_a_group_that_receives_on_another_port_is_a_bad_frame(nth):
+    bench = LinkBench(SMALL[2], seed=1, ports=2)
+    bench.forge(nth, group=True)
+    deliver(bench, 20)
+    assert check(bench, 20) > 20
+    assert [total(bench)[name] for name in ("bad_frames", "replays")] == [1, 1]
