@@ -37,5 +37,6 @@ def test_memory_is_reused_when_no_view_is_left_and_freed_beyond_the_limit() -> N
     del kept
     larger = pool.empty(2000, np.uint8)
     assert not pool.empty(1000, np.uint8).any(), "it was freed"
-    assert not (large.any() or larger.any())
+    assert not large.any()
+    assert not larger.any()
     assert pool.empty(0).shape == (0,)
