@@ -321,14 +321,30 @@ def test_a_phit_a_cycle_in_both_directions(groups):
     assert {name: total(bench)[name] for name in BAD} == dict.fromkeys(BAD, 0)
 
 
-def test_a_slow_link_is_waited_for():
-    bench = LinkBench(SMALL[2], seed=1, full=True, options=LinkOptions(latency=40, interval=3))
+@pytest.mark.parametrize(("interval", "known"), [(2, 2390087360), (3, 4234102934)])
+def test_a_slow_link_is_waited_for(interval, known):
+    options = LinkOptions(latency=40, interval=interval)
+    bench = LinkBench(SMALL[2], seed=1, full=True, options=options)
     cycles = deliver(bench, 100)
     counters = total(bench)
     assert check(bench, 100) == DEVICES * 200 * 16
-    assert counters["stall"] > cycles
+    assert counters["stall"] > 0.9 * DEVICES * cycles * (interval - 1) / interval
     assert counters["replays"] == 0
-    assert cycles < 1.05 * 3 * 200 * (16 + FRAME_PHITS)
+    assert cycles < 1.05 * interval * 200 * (16 + FRAME_PHITS)
+    bench.run(3_000)  # what acknowledges the last entries
+    assert digest(bench) == known
+
+
+def test_entries_are_sent_again_after_a_long_time_too():
+    retry = 1 << 17
+    bench = LinkBench(SMALL[2], seed=1, full=True, inputs=Inputs(retry=retry))
+    bench.send(4)
+    bench.fault(LinkFault(kind="stall", direction=1, cycles=retry + 2_000))
+    bench.run(retry - 1_000)
+    assert total(bench)["replays"] == 0
+    bench.run(5_000)
+    assert total(bench)["replays"] == 2 * 4
+    check(bench, 4)
 
 
 @pytest.mark.parametrize("ports", [1, 2])
@@ -406,12 +422,14 @@ def test_the_end_of_all_jobs_is_told_once_and_until_cleared():
     assert digest(bench) == 205906766
 
 
-@pytest.mark.parametrize("after", [3, 40, 111, 500])
-def test_what_was_under_way_is_dropped_in_the_next_epoch(after):
+@pytest.mark.parametrize(
+    ("after", "known"), [(3, 240885887), (40, 4233117212), (111, 994648921), (500, 1806429444)]
+)
+def test_what_was_under_way_is_dropped_in_the_next_epoch(after, known):
     bench = LinkBench(
         SMALL[2],
         seed=after,
-        options=LinkOptions(latency=80, **RATES["all"]),
+        options=LinkOptions(latency=80, interval=1 + after % 3, **RATES["all"]),
         inputs=Inputs(source_stall=0.1, sink_stall=0.1),
     )
     for epoch in range(2, 18):  # the number of the epoch wraps
@@ -420,6 +438,7 @@ def test_what_was_under_way_is_dropped_in_the_next_epoch(after):
         bench.clear(epoch % 16)
         deliver(bench, 40)
         check(bench)
+    assert digest(bench) == known
 
 
 def test_nothing_counts_of_another_epoch():
