@@ -50,7 +50,7 @@ def test_a_number_that_is_not_that_of_its_record_is_found(monkeypatch: pytest.Mo
 
 def test_a_reason_of_no_survivor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     reasons = {r"a\.py x \$1\.Y\[0\] inv": "it is right", "x": "it is not"}
-    monkeypatch.setattr(rows, "MUTATED", {**rows.MUTATED, "reduce": {"reasons": reasons}})
+    monkeypatch.setattr(rows, "MUTATED", {"reduce": {"reasons": reasons}})
     monkeypatch.setattr(page, "MUTATED", rows.MUTATED)
     row = {**rows.mutants()["reduce"], "survived": 1, "survivors": ["a.py:7 x $1.Y[0] inv"]}
     monkeypatch.setattr(page, "mutants", lambda: {"reduce": row})
