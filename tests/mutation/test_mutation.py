@@ -1,13 +1,16 @@
 """A campaign: mutants of a component that its tests notice, and a test that notices none."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from amaranth import Module, Mux, Signal
+from amaranth.back import rtlil
 
-from .__main__ import BLOCKS, ROOT, Mutant, score
+from .__main__ import BLOCKS, ROOT, SELECTOR, WIDTH, Design, Mutant, score
 from .python import changes
 
 COUNT = 12
@@ -61,6 +64,33 @@ def test_tests_of_a_component_notice_its_mutants_and_one_that_checks_nothing_non
     assert len(found) == len(missed) == COUNT
     assert {*missed} == {"survived"}
     assert found.count("killed") >= COUNT - 1
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_of_a_pipeline_what_no_stage_can_have_is_proven_not_to_tell(
+    stalls: bool, tmp_path: Path
+) -> None:
+    m = Module()
+    a, held, z = (Signal(3, name=name) for name in ("a", "held", "z"))
+    ready = Signal()
+    with m.If(ready | (not stalls)):
+        m.d.sync += [held.eq(a - (a == 7)), z.eq(Mux(held == 7, 1, held))]
+    netlist = rtlil.convert(m, name="stages", ports=[a, z, ready])
+    (cell,) = re.findall(r"cell \$mux (\S+)", netlist)
+    where = f"-module stages -cell {cell} -port S -portbit 0 -src /hw/nearstep_hw/fp/x.py:1"
+    equal, other = (
+        Mutant(1, f"mutate -ctrl {SELECTOR} {WIDTH} 1 -mode {mode} {where}")
+        for mode in ("const0", "const1")
+    )
+    running = ["ready"] * stalls
+    pipeline = Design("^stages$", 2, 1, tmp_path, flushed=2, running=running, netlist=netlist)
+    assert pipeline.is_equivalent(equal)
+    assert not pipeline.is_equivalent(other)
+    if stalls:
+        pipeline.running = ()
+    else:
+        pipeline.flushed = 1  # the last stage is not replaced yet
+    assert not pipeline.is_equivalent(equal)
 
 
 def test_changes_of_a_function() -> None:

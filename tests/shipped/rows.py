@@ -29,7 +29,7 @@ from nearstep_spec.boards.nitefury import NitefuryConfig
 from nearstep_spec.codec import from_text, texts_of
 
 from ..mutation.__main__ import BLOCKS as MUTATED
-from ..mutation.__main__ import RESULTS
+from ..mutation.__main__ import RESULTS, matches
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("shipped.toml")
@@ -198,7 +198,8 @@ def mutants() -> Mapping[str, dict[str, Any]]:
 
 
 def _score_problems(rows: Iterable[Top | Block]) -> Iterator[str]:
-    """Blocks with mutants that no row has, or nobody knows, and counts that do not add up."""
+    """Blocks with mutants that no row has, or nobody knows, counts that do not add up, and reasons
+    of no survivor."""
     named = {name for row in rows for name in row.mutants}
     known = mutants()
     hardware = [name for name, table in MUTATED.items() if "modules" in table]
@@ -207,6 +208,11 @@ def _score_problems(rows: Iterable[Top | Block]) -> Iterator[str]:
     for name, row in known.items():
         if row["survived"] != len(row["survivors"]):
             yield f"{name}: {row['survived']} survivors, and {len(row['survivors'])} are listed"
+    for name, table in MUTATED.items():
+        listed = known.get(name, {}).get("survivors", [])
+        for pattern in table.get("reasons", {}):
+            if not any(matches(pattern, each) for each in listed):
+                yield f"{name}: no survivor has the reason of {pattern!r}"
 
 
 @cache

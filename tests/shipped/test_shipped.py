@@ -48,6 +48,18 @@ def test_a_number_that_is_not_that_of_its_record_is_found(monkeypatch: pytest.Mo
     assert shares
 
 
+def test_a_reason_of_no_survivor_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = {r"a\.py x \$1\.Y\[0\] inv": "it is right", "x": "it is not"}
+    monkeypatch.setattr(rows, "MUTATED", {"reduce": {"reasons": reasons}})
+    monkeypatch.setattr(page, "MUTATED", rows.MUTATED)
+    row = {**rows.mutants()["reduce"], "survived": 1, "survivors": ["a.py:7 x $1.Y[0] inv"]}
+    monkeypatch.setattr(page, "mutants", lambda: {"reduce": row})
+    monkeypatch.setattr(rows, "mutants", page.mutants)
+    said = [each for each in problems(*read(), PENDING) if "survivor" in each]
+    assert said == ["reduce: no survivor has the reason of 'x'"]
+    assert "| reduce | `` a.py:7 x $1.Y[0] inv `` | it is right |" in text(*read())
+
+
 def _whole() -> Top:
     test = "tests/formal/test_serial.py::test_the_framer_holds_what_it_offers"
     bench = "tests/hw/coarse/test_device.py::test_other_shapes"

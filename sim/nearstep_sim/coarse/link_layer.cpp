@@ -1,6 +1,7 @@
 // Two Verilated link layers, joined by modelled links, between sources and sinks of entries.
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <vector>
 
@@ -65,17 +66,18 @@ struct Sink {
     std::uint32_t phit = 0;
 };
 
-std::uint32_t crc32(std::uint32_t crc, const Phit& phit) {
-    for (int bit = 0; bit < 128; ++bit) {
+std::uint32_t crc32(std::uint32_t crc, const Phit& phit, int bits = 128) {
+    for (int bit = 0; bit < bits; ++bit) {
         const bool in = (phit.data[bit / 64] >> (bit % 64)) & 1;
         crc = (crc >> 1) ^ (((crc & 1) != in) ? 0xEDB88320u : 0u);
     }
     return crc;
 }
 
-// Inverts a bit of one entry and recomputes its CRC: an error that no receiver can detect.
+// Inverts a bit of one entry, or of the group in its header, and recomputes the CRC.
 struct Forger {
     std::uint64_t wait = 0;  // entries until then, counted from 1; 0: never
+    bool group = false;
     bool active = false;
     bool first = false;
     std::uint32_t crc = 0;
@@ -85,14 +87,23 @@ struct Forger {
             active = (phit.data[0] & 7) == 2 && wait && --wait == 0;
             first = true;
             crc = ~0u;
+            if (active && group) {
+                phit.data[0] ^= 1 << 7;
+                close(phit, crc32(crc, phit, 96));
+                active = false;
+            }
         } else if (active && !phit.last) {
             if (first) phit.data[0] ^= 1;
             first = false;
             crc = crc32(crc, phit);
         } else if (active) {
-            phit.data[1] = (phit.data[1] & 0xFFFFFFFFull) | (std::uint64_t(~crc) << 32);
+            close(phit, crc);
         }
         return phit;
+    }
+
+    static void close(Phit& phit, std::uint32_t crc) {
+        phit.data[1] = (phit.data[1] & 0xFFFFFFFFull) | (std::uint64_t(~crc) << 32);
     }
 };
 
@@ -130,6 +141,7 @@ struct DeviceReport {
     std::uint64_t silent_cycles[kPorts], silent_since[kPorts];
     std::uint64_t unused_port;  // phits on ports that are not used
     std::uint64_t unstable;     // phits that changed while they waited
+    std::uint64_t digest;       // of every bit of the phits that links took, and their cycles
 };
 
 struct Report {
@@ -233,6 +245,11 @@ struct Bench {
             ++r.unstable;
         waits[d][p] = valid && !link.ready() && !inputs[d].clear;
         held[d][p] = phit;
+        if (valid && link.ready())
+            for (const std::uint64_t word :
+                 {phit.data[0], phit.data[1],
+                  report.cycles << 3 | p << 2 | phit.head << 1 | phit.last})
+                r.digest = mix(r.digest + word);
         link.tick(valid, phit);
     }
 
@@ -330,7 +347,10 @@ void link_bench_fault(Bench* bench, int device, int port, const FrameFault* faul
 void link_bench_statistics(Bench* bench, int device, int port, Statistics* statistics) {
     *statistics = bench->links[device][port].statistics();
 }
-void link_bench_forge(Bench* bench, std::uint64_t nth) { bench->forger.wait = nth; }
+void link_bench_forge(Bench* bench, std::uint64_t nth, int group) {
+    bench->forger.wait = nth;
+    bench->forger.group = group;
+}
 void link_bench_send(Bench* bench, int device, int group, std::uint64_t entries) {
     bench->sources[device][group].count += entries;
 }

@@ -86,6 +86,7 @@ class DeviceState:
     silent_since: list[int]
     unused_port: int
     unstable: int
+    digest: int
 
 
 @cache
@@ -180,9 +181,10 @@ class LinkBench:
         end = (fault.direction, port if fault.direction == 0 else 1 - port)
         self._library.link_bench_fault(self._bench, *end, ctypes.byref(mirror))
 
-    def forge(self, nth: int) -> None:
-        """Change the `nth` entry frame (from 1) to device 1, and its CRC."""
-        self._library.link_bench_forge(self._bench, nth)
+    def forge(self, nth: int, *, group: bool = False) -> None:
+        """Change the `nth` entry frame (from 1) to device 1, its payload or its group, and its
+        CRC."""
+        self._library.link_bench_forge(self._bench, nth, group)
 
     def send(self, entries: int, *, device: int | None = None, group: int | None = None) -> None:
         """Queue entries for each device and group, or for the given ones."""
@@ -225,6 +227,7 @@ class LinkBench:
                 list(each.silent_since),
                 each.unused_port,
                 each.unstable,
+                each.digest,
             )
             for each in report.devices
         ]

@@ -28,13 +28,13 @@ BAD = ("replays", "bad_frames", "gaps", "duplicates")
 ENTRIES = 300
 COUNTED = ("sent_phits", "payload_phits", *BAD)
 KNOWN = {
-    (1, 2, 2, "all"): (8128, 14309, 11031, 112, 55, 128, 70),
-    (1, 2, 1, "reorder"): (7370, 12796, 10298, 20, 0, 59, 20),
-    (2, 2, 2, "corrupt"): (6977, 14078, 11037, 50, 80, 10, 0),
-    (2, 2, 1, "drop"): (7944, 13661, 11050, 59, 0, 57, 0),
+    (1, 2, 2, "all"): (8128, 14309, 11031, 112, 55, 128, 70, 2724203227),
+    (1, 2, 1, "reorder"): (7370, 12796, 10298, 20, 0, 59, 20, 2097645658),
+    (2, 2, 2, "corrupt"): (6977, 14078, 11037, 50, 80, 10, 0, 782052213),
+    (2, 2, 1, "drop"): (7944, 13661, 11050, 59, 0, 57, 0, 1046759585),
 }
-"""Cycles and counters over bad links, by seed, groups, ports and kind: a change by which losses
-cost more is noticed, although every entry comes."""
+"""Cycles, counters and digest over bad links, by seed, groups, ports and kind: a change by which
+losses cost more, or a header has another bit, is noticed, although every entry comes."""
 
 
 def total(bench: LinkBench) -> dict[str, int]:
@@ -45,6 +45,12 @@ def total(bench: LinkBench) -> dict[str, int]:
             for name, count in port.items():
                 sums[name] = sums.get(name, 0) + count
     return sums
+
+
+def digest(bench: LinkBench) -> int:
+    """32 bits that every phit of both devices, and its cycle, have changed."""
+    first, second = bench.state()
+    return (first.digest ^ second.digest << 1) % (1 << 32)
 
 
 def check(bench: LinkBench, entries: int | None = None) -> int:
@@ -127,7 +133,7 @@ def test_every_entry_comes_once_and_in_order_over_a_bad_link(groups, ports, kind
     cycles = deliver(bench, ENTRIES)
     assert check(bench, ENTRIES) > 7 * DEVICES * groups * ENTRIES
     faults, counters = bench.faults(), total(bench)
-    made = (cycles, *(counters[name] for name in COUNTED))
+    made = (cycles, *(counters[name] for name in COUNTED), digest(bench))
     assert KNOWN.get((seed, groups, ports, kind), made) == made
     for name in RATES[kind]:
         assert faults[name] > 10
@@ -315,14 +321,30 @@ def test_a_phit_a_cycle_in_both_directions(groups):
     assert {name: total(bench)[name] for name in BAD} == dict.fromkeys(BAD, 0)
 
 
-def test_a_slow_link_is_waited_for():
-    bench = LinkBench(SMALL[2], seed=1, full=True, options=LinkOptions(latency=40, interval=3))
+@pytest.mark.parametrize(("interval", "known"), [(2, 2390087360), (3, 4234102934)])
+def test_a_slow_link_is_waited_for(interval, known):
+    options = LinkOptions(latency=40, interval=interval)
+    bench = LinkBench(SMALL[2], seed=1, full=True, options=options)
     cycles = deliver(bench, 100)
     counters = total(bench)
     assert check(bench, 100) == DEVICES * 200 * 16
-    assert counters["stall"] > cycles
+    assert counters["stall"] > 0.9 * DEVICES * cycles * (interval - 1) / interval
     assert counters["replays"] == 0
-    assert cycles < 1.05 * 3 * 200 * (16 + FRAME_PHITS)
+    assert cycles < 1.05 * interval * 200 * (16 + FRAME_PHITS)
+    bench.run(3_000)  # what acknowledges the last entries
+    assert digest(bench) == known
+
+
+def test_entries_are_sent_again_after_a_long_time_too():
+    retry = 1 << 17
+    bench = LinkBench(SMALL[2], seed=1, full=True, inputs=Inputs(retry=retry))
+    bench.send(4)
+    bench.fault(LinkFault(kind="stall", direction=1, cycles=retry + 2_000))
+    bench.run(retry - 1_000)
+    assert total(bench)["replays"] == 0
+    bench.run(5_000)
+    assert total(bench)["replays"] == 2 * 4
+    check(bench, 4)
 
 
 @pytest.mark.parametrize("ports", [1, 2])
@@ -397,14 +419,17 @@ def test_the_end_of_all_jobs_is_told_once_and_until_cleared():
     bench.run(200)
     assert [state.aborts for state in bench.state()] == [1, 1]
     assert bench.state()[0].abort == (3, 2, 0)
+    assert digest(bench) == 205906766
 
 
-@pytest.mark.parametrize("after", [3, 40, 111, 500])
-def test_what_was_under_way_is_dropped_in_the_next_epoch(after):
+@pytest.mark.parametrize(
+    ("after", "known"), [(3, 240885887), (40, 4233117212), (111, 994648921), (500, 1806429444)]
+)
+def test_what_was_under_way_is_dropped_in_the_next_epoch(after, known):
     bench = LinkBench(
         SMALL[2],
         seed=after,
-        options=LinkOptions(latency=80, **RATES["all"]),
+        options=LinkOptions(latency=80, interval=1 + after % 3, **RATES["all"]),
         inputs=Inputs(source_stall=0.1, sink_stall=0.1),
     )
     for epoch in range(2, 18):  # the number of the epoch wraps
@@ -413,6 +438,7 @@ def test_what_was_under_way_is_dropped_in_the_next_epoch(after):
         bench.clear(epoch % 16)
         deliver(bench, 40)
         check(bench)
+    assert digest(bench) == known
 
 
 def test_nothing_counts_of_another_epoch():
@@ -449,3 +475,12 @@ def test_a_forged_entry_trips_the_check(nth):
     assert [state.mismatches for state in bench.state()] == [[0], [1]]
     with pytest.raises(AssertionError):
         check(bench, 20)
+
+
+@pytest.mark.parametrize("nth", [1, 5])
+def test_an_entry_for_a_group_that_receives_on_another_port_is_a_bad_frame(nth):
+    bench = LinkBench(SMALL[2], seed=1, ports=2)
+    bench.forge(nth, group=True)
+    deliver(bench, 20)
+    assert check(bench, 20) > 20
+    assert [total(bench)[name] for name in ("bad_frames", "replays")] == [1, 1]
