@@ -131,6 +131,15 @@ def test_an_addend_below_two_doubles_decides_a_tie(wire: str, half: float) -> No
             assert summed(words, wire) == total == exact_sum(words[:, 0].tolist(), wire)
 
 
+def test_a_bit_below_binary32_decides_a_tie() -> None:
+    """Of eight addends whose exponents are one further apart than binary32 allows."""
+    small = [1 + 2.0**-6, -1 - 2.0**-7, 0]
+    column = np.array([32640] * 4 + [1024, *small], np.float32).view(np.uint32)
+    above = np.array([131072 + 1024], np.float32).view(np.uint32)
+    for order in (np.arange(8), np.arange(8)[::-1], [4, 5, 0, 1, 2, 3, 6, 7]):
+        assert summed(column[order, None], "bf16") == above == exact_sum(column.tolist(), "bf16")
+
+
 def test_the_oracle_rounds_as_torch_does() -> None:
     words = patterns(np.random.default_rng(42), 3000)
     given = torch.from_numpy(words.view(np.float32).copy())

@@ -96,10 +96,9 @@ def unpack_index(
         head = json.loads(data[PREFIX.size : PREFIX.size + length])
         found, meta, listed = head["generation"], head["meta"], head["tensors"]
         columns = ("name", "nbytes", "extents", "first_drive", "attributes")
-        more = [(bool(each.get("pinned")), each.get("step", 0)) for each in listed]
         fields = [
-            (*(each[name] for name in columns), *own)
-            for each, own in zip(listed, more, strict=True)
+            (*(each[name] for name in columns), bool(each.get("pinned")), each.get("step", 0))
+            for each in listed
         ]
         kept = {
             name: (number, nbytes, crc, [Run(*run) for run in runs])

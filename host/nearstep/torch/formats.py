@@ -19,7 +19,7 @@ from nearstep.torch import convert
 from nearstep.torch.dtensor import alike, beside, is_dtensor, local, most_elements, pieces
 from nearstep.torch.errors import ParameterError
 from nearstep.updater.formats import DTYPES
-from nearstep_spec.blockwise import GROUP, SIGNED, dynamic_map
+from nearstep_spec.blockwise import GROUP, SIGNED
 from nearstep_spec.updater.config import UpdateKernelConfig
 
 TENSORS: Mapping[str, torch.dtype] = MappingProxyType(
@@ -82,9 +82,10 @@ def regrouped(codes: Tensor, scales: Tensor, form: str) -> tuple[Tensor, Tensor]
     """
     own, each = (local(tensor).cpu().contiguous() for tensor in (codes, scales))
     flat, spread = own.view(-1).numpy(), each.view(-1).numpy()
-    levels = np.array(dynamic_map(signed=SIGNED[form]), np.uint32).view(np.float32)
+    one, signed = Blockwise(flat, np.ones(blockwise.groups(flat.size), np.float32)), SIGNED[form]
     with np.errstate(invalid="ignore", over="ignore"):
-        anew = blockwise.quantize(levels[flat] * spread, signed=SIGNED[form])
+        values = blockwise.dequantize(one, signed=signed) * spread
+    anew = blockwise.quantize(values, signed=signed)
     begins = np.arange(0, flat.size, GROUP)
     first = spread[begins]
     equal = np.repeat(first, GROUP)[: flat.size].view(np.uint32) == spread.view(np.uint32)

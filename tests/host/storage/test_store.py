@@ -110,21 +110,21 @@ def test_a_tensor_is_striped_over_the_drives(rng) -> None:
 def test_a_tensor_may_have_smaller_extents_which_are_written_whole(rng) -> None:
     store, data = new(drives=1), random_bytes(rng, 3 * EXTENT)
     store.add("whole", len(data))
-    store.add("halves", len(data), extent_bytes=BLOCK_BYTES)
+    store.add("small", len(data), extent_bytes=BLOCK_BYTES)
     for life in range(2):
-        for name, read in (("whole", (life + 1) * len(data)), ("halves", 0)):  # no zeros
+        for name, read in (("whole", (life + 1) * len(data)), ("small", 0)):  # no zeros
             before = store.drives[0].bytes_read
             for at in range(0, len(data), BLOCK_BYTES):
                 store.write(name, data[at : at + BLOCK_BYTES], at)
             assert store.drives[0].bytes_read - before == read, (life, name)
         store.commit()
         store = again(store)
-        assert contents(store) == {"whole": data, "halves": data}
-        assert {each.blocks for each in store.tensors["halves"].table.extents()} == {1}
+        assert contents(store) == {"whole": data, "small": data}
+        assert {each.blocks for each in store.tensors["small"].table.extents()} == {1}
     for bad in (0, BLOCK_BYTES - 1, EXTENT + BLOCK_BYTES, 1.5 * BLOCK_BYTES, float(EXTENT) + 0.5):
         with pytest.raises(ArgumentError, match=f"at most {EXTENT}, not {bad}"):
             store.add("p", 1, extent_bytes=bad)
-    assert contents(store).keys() == {"whole", "halves"}
+    assert contents(store).keys() == {"whole", "small"}
 
 
 def test_small_tensors_are_spread_as_well(rng) -> None:

@@ -130,28 +130,6 @@ def test_ties_and_their_neighbours_are_narrowed_to_even(bench, alus, wire) -> No
     assert len(sent) == 3 * (1 << 16) // alus
 
 
-@pytest.mark.parametrize("wire", ["fp32", *FORMATS])
-def test_one_bit_decides_how_sums_products_and_halves_are_rounded(bench, alus, wire) -> None:
-    print("seed 73")
-    beats, rng = 2000, np.random.default_rng(73)
-    control = np.full(beats, RECEIVE | LOCAL | FINAL | SEND | WRITE)
-    # The scales are powers of two, subnormal or not, and significands of few bits.
-    for lowest, scale in ((100, 0x3F800000), (110, 0x3F000801), (110, 0x3C400003), (225, 0x401)):
-        signs = rng.integers(0, 2, (2, beats * alus)) << 31
-        exponents = rng.integers(lowest, lowest + 28, signs.shape) << 23
-        fractions = sum((1 << rng.integers(0, 26, signs.shape)) & 0x7FFFFF for _ in range(2))
-        received, local = (signs | exponents | fractions).astype(np.uint32).view(np.float32)
-        coming, received32 = _on_the_wire(received, wire, alus)
-        factor = np.array([scale], np.uint32).view(np.float32)[0]
-        both = add32(received32.view(np.float32).reshape(-1), local)
-        final = mul32(both, np.full_like(both, factor))
-        sent, written = _on_the_wire(final, wire, alus)
-        words = coming, _words(local, alus)
-        got_sent, got_written, _ = _run(bench, wire, "average", *words, control, scale=factor)
-        assert np.array_equal(got_sent[:, : sent.shape[1]], sent)
-        assert np.array_equal(got_written, written)
-
-
 def test_scales_of_any_kind(bench, alus) -> None:
     """The host writes the scale: a subnormal one, a product that becomes one, specials."""
     print("seed 72")
