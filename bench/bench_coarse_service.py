@@ -70,6 +70,7 @@ SUMS = {
     **dict.fromkeys(WAYS, (False, "float32")),
     "unix, exact": (True, "float32"),
     "unix, exact, bf16": (True, "bfloat16"),
+    "unix, exact, fp16": (True, "float16"),
 }
 """Of each row: whether sums are exact, and the tensors' dtype."""
 """Options of the service: without the last one clients on its machine share memory with it."""
@@ -111,7 +112,7 @@ def main(
     rows, peak = [], 0
     for name, count in track(product(SUMS, map(int, processes.split(","))), "measured"):
         exact, dtype = SUMS[name]
-        given = device.format(processes=count) + ("&exact=fp32,bf16" if exact else "")
+        given = device.format(processes=count) + ("&exact=fp32,bf16,fp16" if exact else "")
         way = WAYS[name.partition(", exact")[0]]
         found, nbytes = measure(given, way, count, sizes, rounds, exact, dtype)
         peak = max(peak, nbytes)

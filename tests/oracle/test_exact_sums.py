@@ -19,15 +19,16 @@ KINDS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def summed(addends: np.ndarray, wire: str, divisor: int = 1) -> np.ndarray:
-    """Patterns of the sums over the first axis of patterns; the same if addends are kept in 16
-    bits."""
+    """Patterns of the sums over the first axis of patterns; the same if all addends, or all but the
+    first, are kept in 16 bits."""
     rows = [np.ascontiguousarray(row).view(np.float32) for row in addends]
     out, same = np.empty((2, rows[0].size), np.float32)
     coarse_cpp.exact_sum(rows, [out], wire=wire, divisor=divisor)
     if wire in KINDS:
         halves = [torch.from_numpy(row).to(KINDS[wire]).view(torch.uint16).numpy() for row in rows]
-        coarse_cpp.exact_sum(halves, [same], wire=wire, divisor=divisor, halves=wire)
-        assert same.tobytes() == out.tobytes()
+        for given in (halves, [rows[0], *halves[1:]]):
+            coarse_cpp.exact_sum(given, [same], wire=wire, divisor=divisor, halves=wire)
+            assert same.tobytes() == out.tobytes()
     return out.view(np.uint32)
 
 

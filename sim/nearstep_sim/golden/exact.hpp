@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "golden/floats.hpp"
+#include "golden/formats.hpp"
 
 namespace nearstep::golden {
 
@@ -55,6 +56,17 @@ inline float in_format(float value) {
     const std::uint32_t special = infinity | (as_bits(value) & ~magnitude);
     return size < beyond(format) ? nearest<format>(value)
                                  : as_float(size > infinity ? quiet_nan : special);
+}
+
+// The value of an element in binary32, or of a pattern of the format.
+template <ExactFormat format>
+inline float value_of(float element) {
+    return element;
+}
+
+template <ExactFormat format>
+inline float value_of(std::uint16_t pattern) {
+    return format == ExactFormat::fp16 ? widen_fp16(pattern) : widen_bf16(pattern);
 }
 
 // A sum of up to 2^31 numbers of binary32, in units of 2^-181: 32 bits below the least number, for
@@ -191,18 +203,19 @@ inline double two_sum(double a, double b, double* error) {
 // Sums as two doubles, of which the second adds up the errors of the first. Those whose errors have
 // errors are summed in a superaccumulator. Infinities and NaN need no other care: no sum of finite
 // numbers is infinite in a double.
-template <ExactFormat format, std::size_t block>
+template <ExactFormat format, std::size_t block, class Element>
 void checked_sums(
-    const float* const* tensors, std::size_t members, std::size_t at, std::size_t size,
+    const Element* const* tensors, std::size_t members, std::size_t at, std::size_t size,
     std::uint32_t divisor, float* out) {
     double sums[block], rests[block] = {};
     std::uint64_t errors[block] = {};
     std::fill_n(sums, size, -0.0);
     for (std::size_t member = 0; member < members; ++member) {
-        const float* __restrict tensor = tensors[member] + at;
+        const Element* __restrict tensor = tensors[member] + at;
         for (std::size_t i = 0; i < size; ++i) {
             double rest, error;
-            sums[i] = two_sum(sums[i], static_cast<double>(in_format<format>(tensor[i])), &rest);
+            const float value = in_format<format>(value_of<format>(tensor[i]));
+            sums[i] = two_sum(sums[i], static_cast<double>(value), &rest);
             rests[i] = two_sum(rests[i], rest, &error);
             errors[i] |= std::bit_cast<std::uint64_t>(error) << 1;
         }
@@ -225,7 +238,7 @@ void checked_sums(
         if (errors[i]) {
             Superaccumulator sum;
             for (std::size_t member = 0; member < members; ++member) {
-                sum.add(in_format<format>(tensors[member][at + i]));
+                sum.add(in_format<format>(value_of<format>(tensors[member][at + i])));
             }
             out[i] = sum.result(divisor, shape_of(format));
         } else if (!(std::fabs(sums[i]) < std::numeric_limits<double>::infinity())) {
@@ -234,10 +247,15 @@ void checked_sums(
     }
 }
 
-// The nearest number of the format to a finite one, which is that if it is `rounded`.
-template <ExactFormat format, bool rounded>
-inline float addend(float value) {
-    return rounded ? value : nearest<format>(value);
+// The nearest number of the format to a finite element.
+template <ExactFormat format>
+inline float addend(float element) {
+    return nearest<format>(element);
+}
+
+template <ExactFormat format>
+inline float addend(std::uint16_t pattern) {
+    return value_of<format>(pattern);
 }
 
 // Sums of elements of a block, with the largest magnitude of their addends, and the smallest that is
@@ -248,9 +266,9 @@ struct Totals {
     std::uint32_t most[block], least[block];
 
     // Adds elements `at` and on of `count` tensors.
-    template <ExactFormat format, bool rounded, std::size_t count>
-    void add(const float* const* tensors, std::size_t at, std::size_t size) {
-        std::array<const float*, count> from;
+    template <ExactFormat format, std::size_t count, class Element>
+    void add(const Element* const* tensors, std::size_t at, std::size_t size) {
+        std::array<const Element*, count> from;
         for (std::size_t member = 0; member < count; ++member) {
             from[member] = tensors[member] + at;
         }
@@ -258,9 +276,9 @@ struct Totals {
             Number sum = sums[i];
             std::uint32_t high = most[i], low = least[i];
             for (std::size_t member = 0; member < count; ++member) {
-                const float value = from[member][i];
-                const std::uint32_t word = as_bits(value) & magnitude;
-                sum += static_cast<Number>(addend<format, rounded>(value));
+                const Element element = from[member][i];
+                const std::uint32_t word = as_bits(value_of<format>(element)) & magnitude;
+                sum += static_cast<Number>(addend<format>(element));
                 high = std::max(high, word);
                 low = std::min(low, word - 1);
             }
@@ -274,9 +292,9 @@ struct Totals {
 // Most sums have no special among their addends, and are exact in a `Number`: all partial sums are
 // whole numbers of the last bit of the smallest addend, and not too large. In fp16 all are exact in
 // a double. The sums of parts for which this is not so are left to a double, or to `checked_sums`.
-template <ExactFormat format, std::size_t block, bool rounded, class Number>
+template <ExactFormat format, std::size_t block, class Number, class Element>
 void sums_of(
-    const float* const* tensors, std::size_t members, std::size_t at, std::size_t size,
+    const Element* const* tensors, std::size_t members, std::size_t at, std::size_t size,
     std::uint32_t divisor, float* __restrict out) {
     constexpr std::size_t together = 4, part = 64;
     constexpr bool is_double = std::is_same_v<Number, double>;
@@ -284,15 +302,16 @@ void sums_of(
     if (members == 2 && divisor <= 2) {
         // The sum in binary32 has more than twice the bits of 16-bit formats, so that it can be
         // rounded again; halves are inexact only if the sum is exact.
-        const float* first = tensors[0] + at;
-        const float* second = tensors[1] + at;
+        const Element* first = tensors[0] + at;
+        const Element* second = tensors[1] + at;
         const float scale = 1.0f / static_cast<float>(divisor);
         for (std::size_t i = 0; i < size; ++i) {
-            const float sum =
-                (addend<format, rounded>(first[i]) + addend<format, rounded>(second[i])) * scale;
+            const float sum = (addend<format>(first[i]) + addend<format>(second[i])) * scale;
             const std::uint32_t most = std::max(
                 as_bits(sum) & magnitude,
-                std::max(as_bits(first[i]) & magnitude, as_bits(second[i]) & magnitude));
+                std::max(
+                    as_bits(value_of<format>(first[i])) & magnitude,
+                    as_bits(value_of<format>(second[i])) & magnitude));
             errors[i] = most >= beyond(format);
             out[i] = nearest<format>(sum);
         }
@@ -303,10 +322,10 @@ void sums_of(
         std::fill_n(totals.least, size, ~0u);
         std::size_t member = 0;
         for (; member + together <= members; member += together) {
-            totals.template add<format, rounded, together>(tensors + member, at, size);
+            totals.template add<format, together>(tensors + member, at, size);
         }
         for (; member < members; ++member) {
-            totals.template add<format, rounded, 1>(tensors + member, at, size);
+            totals.template add<format, 1>(tensors + member, at, size);
         }
         const int carries = static_cast<int>(std::bit_width(members - 1));
         const int digits = std::numeric_limits<Number>::digits;
@@ -338,7 +357,7 @@ void sums_of(
         if constexpr (is_double) {
             checked_sums<format, part>(tensors, members, at + first, count, divisor, out + first);
         } else {
-            sums_of<format, part, rounded, double>(
+            sums_of<format, part, double>(
                 tensors, members, at + first, count, divisor, out + first);
         }
     }
@@ -346,26 +365,25 @@ void sums_of(
 
 // Sums of few addends in one of the 16-bit formats begin in binary32: they are exact there if the
 // exponents of their addends are not far apart.
-template <ExactFormat format, std::size_t block, bool rounded>
+template <ExactFormat format, std::size_t block, class Element>
 void chosen_sums(
-    const float* const* tensors, std::size_t members, std::size_t at, std::size_t size,
+    const Element* const* tensors, std::size_t members, std::size_t at, std::size_t size,
     std::uint32_t divisor, float* out) {
     constexpr std::size_t few = 8;
     if (format != ExactFormat::fp32 && divisor == 1 && members > 2 && members <= few) {
-        return sums_of<format, block, rounded, float>(tensors, members, at, size, divisor, out);
+        return sums_of<format, block, float>(tensors, members, at, size, divisor, out);
     }
-    sums_of<format, block, rounded, double>(tensors, members, at, size, divisor, out);
+    sums_of<format, block, double>(tensors, members, at, size, divisor, out);
 }
 
-// Exact sums of elements `at` to `at` + `size`, at most `block`, divided by `divisor`; `rounded`: all
-// elements are numbers of the format.
-template <std::size_t block>
+// Exact sums of elements `at` to `at` + `size`, at most `block`, divided by `divisor`. Elements are in
+// binary32, or patterns of the format, of 16 bits.
+template <std::size_t block, class Element>
 void exact_sums(
-    ExactFormat format, bool rounded, const float* const* tensors, std::size_t members,
-    std::size_t at, std::size_t size, std::uint32_t divisor, float* out) {
+    ExactFormat format, const Element* const* tensors, std::size_t members, std::size_t at,
+    std::size_t size, std::uint32_t divisor, float* out) {
     const auto sums = [=]<ExactFormat known>() {
-        (rounded ? chosen_sums<known, block, true> : chosen_sums<known, block, false>)(
-            tensors, members, at, size, divisor, out);
+        chosen_sums<known, block>(tensors, members, at, size, divisor, out);
     };
     switch (format) {
         case ExactFormat::fp16:
@@ -373,7 +391,9 @@ void exact_sums(
         case ExactFormat::bf16:
             return sums.template operator()<ExactFormat::bf16>();
         case ExactFormat::fp32:
-            return sums.template operator()<ExactFormat::fp32>();
+            if constexpr (std::is_same_v<Element, float>) {
+                return sums.template operator()<ExactFormat::fp32>();
+            }
     }
 }
 

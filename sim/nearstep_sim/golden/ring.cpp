@@ -155,31 +155,43 @@ struct ExactSum {
     std::size_t copies;
 };
 
-void exact_range(const ExactSum& sum, std::size_t first, std::size_t last) {
-    const nearstep::golden::DefaultEnvironment environment;
+// The tensors' elements as they are, if they are of one type; else in binary32, a block at a time.
+template <class Element>
+void exact_range_of(const ExactSum& sum, std::size_t first, std::size_t last) {
     alignas(nearstep::line_bytes) float sums[block];
-    std::vector<float> rooms(sum.members * block);
-    std::vector<const float*> tensors(sum.members);
+    std::vector<const Element*> tensors(sum.members);
+    std::vector<float> rooms;
     for (std::size_t at = first; at < last; at += block) {
         const std::size_t size = std::min(block, last - at);
-        bool rounded = true;
         for (std::size_t member = 0; member < sum.members; ++member) {
-            rounded &= sum.tensors.formats[member] == sum.format;
-            float* room = &rooms[member * block];
-            tensors[member] = room;
-            if (sum.tensors.formats[member] == ExactFormat::fp32) {
-                tensors[member] = static_cast<const float*>(sum.tensors.data[member]) + at;
+            if (std::is_same_v<Element, std::uint16_t> ||
+                sum.tensors.formats[member] == ExactFormat::fp32) {
+                tensors[member] = static_cast<const Element*>(sum.tensors.data[member]) + at;
                 continue;
             }
-            each(sum.tensors, member, at, size, [=](std::size_t i, float value) {
-                room[i] = value;
-            });
+            if constexpr (std::is_same_v<Element, float>) {
+                rooms.resize(sum.members * block);
+                float* room = &rooms[member * block];
+                tensors[member] = room;
+                each(sum.tensors, member, at, size, [=](std::size_t i, float value) {
+                    room[i] = value;
+                });
+            }
         }
         nearstep::golden::exact_sums<block>(
-            sum.format, rounded, tensors.data(), sum.members, 0, size, sum.divisor, sums);
+            sum.format, tensors.data(), sum.members, 0, size, sum.divisor, sums);
         put_all(sum.outs, sum.copies, at - sum.first, sums, size);
     }
     nearstep::finish_puts();
+}
+
+void exact_range(const ExactSum& sum, std::size_t first, std::size_t last) {
+    const nearstep::golden::DefaultEnvironment environment;
+    const ExactFormat* formats = sum.tensors.formats;
+    const bool is_short = sum.format != ExactFormat::fp32 &&
+                          std::count(formats, formats + sum.members, sum.format) ==
+                              static_cast<std::ptrdiff_t>(sum.members);
+    (is_short ? exact_range_of<std::uint16_t> : exact_range_of<float>)(sum, first, last);
 }
 
 // Calls `run(sum, first, last)` for parts of a range in `threads`.

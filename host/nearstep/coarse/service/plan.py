@@ -127,13 +127,18 @@ class Layout:
 
     @classmethod
     def of(cls, elements: int, shard_bytes: int, addends: int = 0, form: str = "fp32") -> Self:
-        """Return the layout of a tensor, cut by `routing.partition` as one of float32, whatever its
-        format; 0 addends are one array, too."""
-        cut, dtype = partition(4 * elements, shard_bytes), DTYPES[form]
-        longest = max(each.nbytes for each in cut) // 4 * dtype.itemsize
+        """Return the layout of a tensor, cut by `routing.partition`; 0 addends are one array, too.
+
+        Without addends it is cut as one of float32, whatever its format, which fixes the order of
+        its sums. Exact sums have none.
+        """
+        dtype = DTYPES[form]
+        unit = dtype.itemsize if addends else DTYPES["fp32"].itemsize
+        cut = partition(unit * elements, shard_bytes)
+        longest = max(each.nbytes for each in cut) // unit * dtype.itemsize
         place_bytes = -(-longest // PAGE_BYTES) * PAGE_BYTES
         places = min(len(cut), max(LEAST_PLACES, WINDOW_BYTES // max(1, place_bytes)))
-        shards = [(each.offset // 4, (each.offset + each.nbytes) // 4) for each in cut]
+        shards = [(each.offset // unit, (each.offset + each.nbytes) // unit) for each in cut]
         return cls(shards, places, place_bytes, max(1, addends), dtype)
 
     @property
