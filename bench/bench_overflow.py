@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import torch
 from harness import FOLDER, Results, option, report, script
 from measuring import Mapped, Resident, by_deepspeed, timed
@@ -89,7 +90,7 @@ class Alone:
         self._drives, self._of = store.drives, of
         step = store.drives[0].header.extent_bytes
         self._room = aligned_bytes(max(memory // step, 2 * len(self._drives)) * step)
-        self._room[:] = 1  # pages of its own
+        self._room[:] = np.random.default_rng(0).integers(0, 256, self._room.size, np.uint8)
         self._before = self._count()
 
     def _count(self) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ DOCS = ROOT / "docs"
 FIGURES = Path(__file__).with_name("figures.md")
 """The table that the page begins with, whose numbers a test compares with the sections."""
 
-ELSEWHERE = ("bench_host", "coarse_exact", "coarse_exact_area", "coarse_timeline", "link", "timing")
+ELSEWHERE = ("bench_host", "coarse_exact_area", "coarse_timeline", "link", "timing")
 """Sections that are not on this page."""
 
 SECTIONS = [name for name in harness.SECTIONS if name not in ELSEWHERE]

@@ -48,7 +48,8 @@ class DriveHome(DurableHome[StripedSegment]):
     What is in both is the same in both.
 
     Memory of a device that is memory of this process is read from drives and written to them
-    without a copy: a unit is written as soon as it is updated, while the next one is read. The
+    without a copy: a unit is written as soon as it is updated, while the next ones are read and
+    updated; the memory of an evicted unit is free once it is written. The
     parameters and gradients of large parameters are used where they are. Threads of the drives
     compare the parameters of later units with the drives meanwhile: a step that finds a change is
     repeated, and those that follow compare first until one finds no change.
@@ -70,13 +71,14 @@ class DriveHome(DurableHome[StripedSegment]):
         self._in_place = self.recovers = table.device.backend.is_host_memory
         self._largest = (0, "")
         self._stored = [0, 0]  # bytes of parameters, and of state
-        self._spare = self._most_ahead = 0  # bytes for units that are read ahead
+        self._spare = self._most_spare = 0  # bytes for units that are read ahead, or being written
         self._has_changes = False
         self._checks_beside = True
         self._checks: dict[StripedSegment, DriveTransfer] = {}
         self._unchecked: set[DeviceParameter] = set()  # not updated in this step
         self._ahead: dict[StripedSegment, dict[str, Reading]] = {}
         self._writes: list[tuple[StripedSegment, str, Completion, object]] = []
+        self._evicted: list[tuple[StripedSegment, Array]] = []  # in memory until they are written
         self._pool = AlignedPool()
         if self._in_place:
             self._pool.limit = memory
@@ -95,7 +97,7 @@ class DriveHome(DurableHome[StripedSegment]):
     @property
     def peak(self) -> int:
         """Most bytes of memory that were in use since the last failure."""
-        return self._plan.peak * self._device.channel_count + self._most_ahead
+        return self._plan.peak * self._device.channel_count + self._most_spare
 
     def units(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         """Neighbours, as far as these have no more elements than the largest of all; in memory of
@@ -154,7 +156,7 @@ class DriveHome(DurableHome[StripedSegment]):
         )
 
     def _share(self) -> None:
-        """Share memory between units that were updated and those that are read ahead."""
+        """Share memory between units that are kept, and those that are read ahead or evicted."""
         if self._in_place:
             largest = self._largest[0]
             ahead = min(max(largest, AHEAD_BYTES), max(largest, self._memory // 2))
@@ -243,8 +245,10 @@ class DriveHome(DurableHome[StripedSegment]):
         if segment in self._checks:
             self._checks.pop(segment).wait()
             self._unchecked.difference_update(segment.parameters)
+        if any(each is segment for each, _ in self._evicted):  # updated before in this step
+            self._free(0)
         for name in arrays if self._in_place else ():
-            self._wait_for(segment, name)  # written from there, if updated before in this step
+            self._wait_for(segment, name)  # written from there, too
         items = [self._array(segment, name) for name in arrays]
         made = [each for each in items if not self._is_loaded(segment, each.name)]
         self._plan.descends = self.is_open
@@ -259,10 +263,13 @@ class DriveHome(DurableHome[StripedSegment]):
                 if move.kind == "evict" or move.array.name in evicted.dirty:
                     self._write(evicted, move.array.name)
                 if self._in_place:
-                    self._wait_for(evicted, move.array.name)
-                evicted.release(move.array.name)
+                    self._evicted.append((evicted, move.array))
+                else:
+                    evicted.release(move.array.name)
         loads = [move.array.name for move in moves if move.kind == "load"]
         ahead = self._ahead.pop(segment, {})
+        self._free(min(self._spare // 2, self._spare - self._bytes_ahead))
+        self._most_spare = max(self._most_spare, self._bytes_ahead + self._bytes_evicted)
         reads = [(name, *(ahead.get(name) or self._read(segment, name))) for name in loads]
         segment.allocate(loads, [move.array.name for move in moves if move.kind == "make"])
         for name, flat, completions in reads:
@@ -283,16 +290,34 @@ class DriveHome(DurableHome[StripedSegment]):
             names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
             loaded = [name for name in names if self._is_loaded(segment, name)]
             if self._in_place:
-                nbytes = self._bytes_ahead + sum(map(segment.nbytes, loaded))
+                self._free(self._spare // 2)
+                nbytes = self._bytes_ahead + self._bytes_evicted
+                nbytes += sum(map(segment.nbytes, loaded))
                 if nbytes > self._spare:
                     return
-                self._most_ahead = max(self._most_ahead, nbytes)
+                self._most_spare = max(self._most_spare, nbytes)
             self._ahead[segment] = {name: self._read(segment, name) for name in loaded}
             self._begin_check(segment)
 
     @property
     def _bytes_ahead(self) -> int:
         return sum(segment.nbytes(name) for segment, own in self._ahead.items() for name in own)
+
+    @property
+    def _bytes_evicted(self) -> int:
+        return sum(array.nbytes for _, array in self._evicted)
+
+    def _free(self, most: int) -> None:
+        """Free the memory of evicted arrays that have been written; wait until the others have at
+        most `most` bytes, and for all if that is 0."""
+        while self._evicted:
+            segment, array = self._evicted[0]
+            own = [each for each in self._writes if each[:2] == (segment, array.name)]
+            if self._bytes_evicted <= most > 0 and not all(done.ended for _, _, done, _ in own):
+                return
+            self._wait_for(segment, array.name)
+            del self._evicted[0]
+            segment.release(array.name)
 
     def updated(self, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
         """Begin to write a unit from where it is in memory of this process."""
@@ -310,11 +335,13 @@ class DriveHome(DurableHome[StripedSegment]):
                     self._write(segment, dirty)
             self.forget_gradients(segment)
         self._wait(0)
+        self._free(0)
         super().commit(meta, name)
 
     def forget(self) -> None:
         self._has_changes = False
         self._writes.clear()
+        self._evicted.clear()
         self._ahead.clear()
         self._checks.clear()
         for segment in self.segments:

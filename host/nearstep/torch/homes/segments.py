@@ -233,6 +233,7 @@ class DriveSegment(Segment):
         self.dirty: set[str] = set()
         self.in_step = False
         self.on_drives: set[str] = set()
+        self._nbytes: dict[str, int] = {}
         self.find()
 
     @property
@@ -354,9 +355,11 @@ class StripedSegment(DriveSegment):
 
     def nbytes(self, array: str) -> int:
         """Return the bytes of an array on the channel with the largest share."""
-        stripes, _, size = self.span(array, 0, self._size)
-        most = max(stripes.before(size, channel) for channel in range(stripes.channels))
-        return padded(most * self.dtype_of(array).itemsize, LINE_BYTES)
+        if array not in self._nbytes:
+            stripes, _, size = self.span(array, 0, self._size)
+            most = max(stripes.before(size, channel) for channel in range(stripes.channels))
+            self._nbytes[array] = padded(most * self.dtype_of(array).itemsize, LINE_BYTES)
+        return self._nbytes[array]
 
     def copied_bytes(self, array: str) -> int:
         """Return the bytes of an array of parameters that are copied to memory, not lent."""
