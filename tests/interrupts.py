@@ -1,4 +1,4 @@
-"""Exceptions at any bytecode of the package, as Ctrl-C raises them."""
+"""Exceptions at any bytecode of the host's code and of the golden devices, as Ctrl-C raises them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,22 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-PACKAGE = "/nearstep/"
+import nearstep
+import nearstep_sim
+
+ROOTS = tuple(f"{Path(each.__file__).parent}/" for each in (nearstep, nearstep_sim))
+PACKAGE = "/nearstep"
+"""Part of all paths of these."""
 
 
 class Interrupts:
-    """Counts the bytecodes of the package's frames in this thread, and raises `KeyboardInterrupt`
+    """Counts the bytecodes of these packages' frames in this thread, and raises `KeyboardInterrupt`
     before one of them, and if wanted a second one in a call after that.
 
     Parameters
@@ -62,7 +68,9 @@ class Interrupts:
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if self._within not in code.co_filename or self._function not in code.co_qualname:
+        if not code.co_filename.startswith(ROOTS) or self._within not in code.co_filename:
+            return None
+        if self._function not in code.co_qualname:
             return None
         frame.f_trace = self._follow  # before the request, which Python 3.13 ignores without it
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
@@ -81,7 +89,7 @@ class Interrupts:
         return self._follow
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event in ("call", "c_return") and PACKAGE in frame.f_code.co_filename:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(ROOTS):
             self._again -= 1
             if not self._again:
                 self.twice = True

@@ -78,8 +78,13 @@ class GoldenChannel:
     def write_register(self, address: int, value: int) -> Answer:
         answer = self._registers.write(address - self._kernel_base, value)
         if "start.go" in answer.pulses:
-            self.kernel.start()
-            self._show()
+            try:
+                self.kernel.start()
+                self._show()
+            except BaseException:  # Ctrl-C: no run has started unless the registers show it
+                self.kernel.busy = False
+                self._show()
+                raise
             if not self.kernel.busy:  # it was busy between two accesses
                 self._registers.capture()
         if "control.abort" in answer.pulses:

@@ -208,7 +208,7 @@ def test_a_backward_that_is_interrupted_anywhere_was_made_or_not(kind: str, seed
 @pytest.mark.parametrize("file", ["updater/accelerated.py", "torch/execution.py"])
 @pytest.mark.parametrize("kind", HOMES)
 def test_a_step_that_is_interrupted_while_runs_begin_was_made_or_not(kind: str, file: str) -> None:
-    campaign(kind, 2, seed=5, within=PACKAGE + file)
+    campaign(kind, 2, seed=5, within=f"/{file}")
 
 
 @pytest.mark.deep
@@ -217,7 +217,7 @@ def test_a_step_that_is_interrupted_while_runs_begin_was_made_or_not(kind: str, 
 def test_a_step_that_is_interrupted_wherever_runs_begin_was_made_or_not(
     kind: str, file: str
 ) -> None:
-    campaign(kind, 60, seed=6, within=PACKAGE + file)
+    campaign(kind, 60, seed=6, within=f"/{file}")
 
 
 @pytest.mark.deep
