@@ -1,4 +1,4 @@
-"""Exceptions at any bytecode of the host's code and of the golden devices, as Ctrl-C raises them."""
+"""Exceptions at any bytecode of the host or of the simulated devices, as Ctrl-C raises them."""
 
 from __future__ import annotations
 

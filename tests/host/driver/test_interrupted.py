@@ -40,9 +40,13 @@ def opened() -> Iterator[tuple[Any, Callable[[], None], Callable[..., None]]]:
 
 @pytest.mark.parametrize(
     "within",
-    ["/axdimm/channel.py", "/updater/golden_command.py", "/updater/golden_channel.py:write_register",
-     "/updater/golden_channel.py:_show"],
-)  # fmt: skip
+    [
+        "/axdimm/channel.py",
+        "/updater/golden_command.py",
+        "/updater/golden_channel.py:write_register",
+        "/updater/golden_channel.py:_show",
+    ],
+)
 def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
     seed = 5
     print(f"seed {seed}")
