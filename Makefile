@@ -46,7 +46,7 @@ run: $(READY)  ## train a small GPT with every optimizer step on the RTL (RUN_AR
 test: $(READY)  ## fast tests, complete in breadth
 	@NEARSTEP_OPTIMISE=-O1 $(PYTEST) --durations=15 --durations-min=10 -m "not deep"
 
-test-all: $(SITE)  ## every test, deep ones and formal proofs included; goes on where a stopped run of the same files was
+test-all: $(SITE)  ## every test, deep ones and formal proofs included; a stopped run goes on
 	@NEARSTEP_OPTIMISE=-O1 $(PYTEST) -p tests.resumed --passed build/passed.tsv
 
 sim: $(READY)  ## all cocotb benches

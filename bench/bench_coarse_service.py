@@ -66,6 +66,7 @@ WAYS = {
     "tcp": ("--listen", "tcp:127.0.0.1:0"),
     "tcp, payloads on the wire": ("--listen", "tcp:127.0.0.1:0", "--no-share-memory"),
 }
+"""Options of the service: without the last one clients on its machine share memory with it."""
 SUMS = {
     **dict.fromkeys(WAYS, (False, "float32")),
     "unix, exact": (True, "float32"),
@@ -73,7 +74,6 @@ SUMS = {
     "unix, exact, fp16": (True, "float16"),
 }
 """Of each row: whether sums are exact, and the tensors' dtype."""
-"""Options of the service: without the last one clients on its machine share memory with it."""
 
 
 def measure(

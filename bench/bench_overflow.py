@@ -84,7 +84,7 @@ def moved(traffic: Results) -> dict[str, int]:
 
 
 class Alone:
-    """Reads and writes of files, of as many bytes as a step of a store moved on each."""
+    """Reads and writes of files, of as many random bytes as a step of a store moved on each."""
 
     def __init__(self, store: Store, of: Store, memory: int) -> None:
         self._drives, self._of = store.drives, of

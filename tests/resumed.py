@@ -1,11 +1,13 @@
 """A long run of tests that goes on where an earlier one of the same files was stopped.
 
 `--passed FILE` writes the name and the cost of each test that passed; a run that finds such a file
-of the same commit, changes and Python leaves these tests out and says so. Skipped and failed tests
-run again. A file of anything else is begun anew, and outside of a checkout of git none is kept.
+of the same commit, changes, Python and packages leaves these tests out and says so. Skipped and
+failed tests run again. A file of anything else is begun anew, and outside of a checkout of git none
+is kept.
 """
 
 import hashlib
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
@@ -24,8 +26,9 @@ def _git(*arguments: str) -> bytes:
 
 
 def identity() -> str:
-    """What is tested: the commit, what differs from it, and the Python that runs it."""
-    content = hashlib.sha256(sys.version.encode())
+    """What is tested: the commit, what differs from it, and the Python and packages that run it."""
+    packages = sorted(f"{each.name} {each.version}" for each in importlib.metadata.distributions())
+    content = hashlib.sha256("\n".join([sys.version, *packages]).encode())
     content.update(_git("rev-parse", "HEAD") + _git("diff", "HEAD"))
     for name in _git("ls-files", "-z", "--others", "--exclude-standard").split(b"\0")[:-1]:
         content.update(name + (ROOT / name.decode()).read_bytes())
@@ -58,7 +61,8 @@ class Record:
         if report.when == "call" and report.passed:
             self.called.add(report.nodeid)
         elif report.when == "teardown" and report.passed and report.nodeid in self.called:
-            cost = next((float(v) for k, v in report.user_properties if k == COST), 0.0)  # type: ignore[arg-type]
+            costs = [value for name, value in report.user_properties if name == COST]
+            cost = sum(value for value in costs if isinstance(value, float))
             self.costs[report.nodeid] = cost
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(f"{cost:.2f}\t{report.nodeid}\n")

@@ -51,11 +51,13 @@ def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
     seed = 5
     print(f"seed {seed}")
     with opened() as (p, fill, update):
+        update()  # the first one changes more registers
+        expected = p.read()
+        assert not np.array_equal(expected, np.ones(64, np.float32))
+        fill()
         whole = Interrupts(within=within)
         with whole.armed():
             update()
-        expected = p.read()
-        assert not np.array_equal(expected, np.ones(64, np.float32))
         places = random.Random(seed).sample(range(1, whole.count + 1), 60)
         found = set()
         for at in places:
@@ -69,7 +71,7 @@ def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
             assert np.array_equal(p.read(), np.ones(64, np.float32)), interrupts.where
             update()
             assert np.array_equal(p.read(), expected), interrupts.where
-        assert len(found) >= 40  # of 60: a later update may take fewer bytecodes
+        assert found == set(places)
 
 
 @pytest.mark.parametrize("within", ["/axdimm/channel.py", "/updater/device.py"])

@@ -10,12 +10,28 @@ from nearstep.coarse.errors import ExactSumError
 from nearstep.coarse.routing import RoutingTable
 from nearstep.coarse.service import Client
 from nearstep.coarse.service.errors import RefusedError, UnlikeError
+from nearstep.coarse.service.plan import Layout
 
 from ....oracle.exact_sums import exact_sum
 
 F32 = NDArray[np.float32]
 EXACT = "golden:coarse?groups=2&entry_phits=8&memory_bytes=4MiB&exact=fp32,bf16"
 FEW = 60
+
+
+def test_addends_of_16_bits_are_cut_by_their_own_bytes() -> None:
+    """A sum in the order of the ring is cut as one of float32, which its bits depend on."""
+    elements, least = 1 << 23, 2 << 20
+    found = {
+        (form, addends): [
+            stop - start for start, stop in Layout.of(elements, least, addends, form).shards
+        ]
+        for form in ("fp32", "bf16")
+        for addends in (0, 1)
+    }
+    halves = found.pop(("bf16", 1))
+    assert halves == 8 * [1 << 20]
+    assert [*found.values()] == 3 * [16 * [1 << 19]]
 
 
 @pytest.mark.parametrize(
