@@ -109,6 +109,24 @@ def test_a_step_that_failed_does_not_keep_the_drives_from_its_own_process(tmp_pa
     assert any("resume=True" in note for note in caught.value.__notes__)
 
 
+@pytest.mark.parametrize("options", ["", "&state_format=dynamic8"])
+@pytest.mark.parametrize("cards", [1, 2])
+def test_a_step_reads_no_more_than_it_needs(cards: int, options: str, tmp_path: Path) -> None:
+    """The last extent of a tensor is written whole, whatever the number of parameters."""
+    count = 600_001
+    p = torch.nn.Parameter(torch.linspace(-1, 1, count))
+    shape = f"cards={cards}&memory_bytes=16MiB&subgroup_elements=262144"  # whole blocks in 8 bits
+    device = f"golden:smartssd?{shape}&drive={tmp_path}{options}"
+    optimizer = nearstep.optim.AdamW([p], device=device)
+    drives, moved = optimizer.store.drives, [(0, 0)]
+    for _ in range(3):
+        p.grad = torch.ones(count)
+        optimizer.step()
+        moved.append((sum(d.bytes_read for d in drives), sum(d.bytes_written for d in drives)))
+    (read, written), last = moved[-2:]
+    assert 0 < last[0] - read <= last[1] - written
+
+
 @pytest.mark.parametrize("family", ["golden", "sim"])
 def test_an_empty_name_of_a_directory_is_none(family: str) -> None:
     with pytest.raises(OptionError, match="drive must be a directory, not ''"):

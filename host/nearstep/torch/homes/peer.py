@@ -17,7 +17,7 @@ from nearstep.backends.peer import PeerBackend
 from nearstep.buffer import Buffer
 from nearstep.device import Device
 from nearstep.errors import DeviceError
-from nearstep.placement import Launch, Segment
+from nearstep.placement import Launch, Segment, padded
 from nearstep.smartssd.device import SmartssdDevice
 from nearstep.smartssd.peer import PeerToPeer
 from nearstep.storage.aligned import ALIGNMENT, AlignedPool
@@ -231,11 +231,13 @@ class PeerHome(DurableHome[ShardedSegment]):
         names = [*states, gradient_array(key.gradient_format)]
         if key.copy_format is not None:
             names.append(copy_array(key.copy_format))
-        rooms = {}
+        lines = block._replace(stop=padded(block.stop, segment.line))  # a tensor ends with a line
+        rooms, parts = {}, {}
         for name in names:
-            first, last = block.span(channel, name)
+            first, last = lines.span(channel, name)
             rooms[name] = self._slots.room(number, channel, name, last - first, segment)
-        return Share(block, channel, number, block.span(channel)[0], rooms, rooms, states)
+            parts[name] = rooms[name][: block.span(channel, name)[1] - first]
+        return Share(block, channel, number, block.span(channel)[0], rooms, parts, states)
 
     @property
     def peak(self) -> int:
