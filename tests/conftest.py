@@ -5,6 +5,7 @@ A budget is printed, not enforced: seconds depend on the machine, and a test may
 
 import gc
 import os
+import resource
 import signal
 import tomllib
 from collections import Counter
@@ -49,6 +50,9 @@ def pytest_configure() -> None:
         os.environ.pop(name, None)
     if COVERAGE:
         os.environ["NEARSTEP_COVERAGE"] = os.path.abspath(COVERAGE)
+        # One function of Verilator's registers all points of a model.
+        most = resource.getrlimit(resource.RLIMIT_STACK)[1]
+        resource.setrlimit(resource.RLIMIT_STACK, (most, most))
     gc.disable()
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
