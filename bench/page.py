@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import harness
-from harness import FOLDER, ROOT, Results, markdown, read
+from harness import FOLDER, ROOT, Results, markdown, read, script
 
 DOCS = ROOT / "docs"
 FIGURES = Path(__file__).with_name("figures.md")
@@ -70,7 +70,9 @@ def render(path: Path) -> list[str]:
     return [*section, seal(path.stem, section), ""]
 
 
+@script
 def main() -> None:
+    """Write `docs/benchmarks.md` and its plots from the JSON under `build/bench`."""
     page = DOCS / "benchmarks.md"
     sections = kept(page.read_text(encoding="utf-8") if page.exists() else "")
     lines = [*HEAD.splitlines(), "", *FIGURES.read_text(encoding="utf-8").splitlines(), ""]
@@ -88,7 +90,3 @@ def main() -> None:
         raise SystemExit(f"no results in {FOLDER}; run `make bench`")
     page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
     print(f"written: {page}")
-
-
-if __name__ == "__main__":
-    main()
