@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Mapping
 
 import pytest
 
 from nearstep.plan.overflow import Array, Eviction, OverflowPlan
 from nearstep.storage.blocks import BLOCK_BYTES
+from nearstep.storage.store import Store
 from nearstep.torch import in_backward
+from nearstep.torch.homes.drive import DriveHome
+from nearstep.torch.homes.segments import StripedSegment
 
 from .jobs import DIMM, EARLY, URL, Job, drives, everything
 
@@ -96,6 +101,32 @@ def test_small_parameters_of_the_processor_are_updated_together_as_memory_allows
             expected = job.after("host:", 2)
             assert everything(parameters, optimizer) == expected
     assert found == [24, 12, 4], "each alone, two together, each group"
+
+
+def test_a_step_goes_on_while_what_it_evicted_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writes of a step end once a unit was updated while an evicted one was being written."""
+    job, memory = Job([(128, 128)] * 9), 6 * 8 << 14  # of six units, half of it for what is written
+    later, late = threading.Event(), list[int]()
+    update = DriveHome.updated
+
+    def held(action: str, block: int) -> None:
+        if action == "write" and not late and not later.wait(20):
+            late.append(block)
+
+    def updated(home: DriveHome, segment: StripedSegment, arrays: Mapping[str, float]) -> None:
+        update(home, segment, arrays)
+        if home._evicted:
+            later.set()
+
+    with drives(blocks=2000) as on, Store.open(on.places, owner=None, queue_depth=64) as store:
+        parameters, optimizer = job.trained("host:", 1, drives=store, memory=memory)
+        monkeypatch.setattr(DriveHome, "updated", updated)
+        on.places[0].fault = on.places[1].fault = held
+        job.go_on(parameters, optimizer, range(1, 4))
+        assert later.is_set()
+        assert late == []
+        assert optimizer.memory_peak <= memory
+        assert everything(parameters, optimizer) == job.after("host:", 4)
 
 
 def test_belady_knows_the_order_of_backward(monkeypatch: pytest.MonkeyPatch) -> None:
