@@ -168,10 +168,8 @@ class ChannelBench final : public HostedDram {
         sample_kernel();
         settle_writes();
         classify();
-#if VM_COVERAGE
-        cover();
+        count_commands();
         slots_ = out;
-#endif
         statistics_.normal_cycles += dut_.o_normal;
         statistics_.acceleration_cycles += dut_.o_acceleration;
         const int now = mode();
@@ -182,11 +180,10 @@ class ChannelBench final : public HostedDram {
         ++statistics_.cycles;
     }
 
-#if VM_COVERAGE
     // Counts the host's commands of the last cycle, which the arbiters see in this one, by the state
     // of the rank's arbiter and of the bank: closed, open in the host's row, open in another one. Of
     // a command for all banks: whether one is open.
-    void cover() {
+    void count_commands() {
         const auto* root = dut_.rootp;
         for (const HostSlot& each : slots_.slots) {
             if (each.rank < 0) continue;
@@ -210,7 +207,6 @@ class ChannelBench final : public HostedDram {
             ++commands_[state][bank][int(command)];
         }
     }
-#endif
 
     // The host's rows and columns, from its pins; its write data.
     void follow_host(const HostCycle& out) {
@@ -483,7 +479,7 @@ class ChannelBench final : public HostedDram {
     Kernel kernel_ = Kernel::kQuiet;
     int last_mode_ = 1;
     HostCycle slots_{};  // of the last cycle
-    std::uint64_t commands_[kStates][kBanks][kCommands] = {};  // all 0 without coverage
+    std::uint64_t commands_[kStates][kBanks][kCommands] = {};
     ChannelStatistics statistics_{};
 };
 

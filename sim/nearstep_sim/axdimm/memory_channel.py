@@ -1,7 +1,6 @@
 """A memory channel in RTL between the host memory controller model and the DDR4 model."""
 
 import ctypes
-import os
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -10,13 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep_hw import COVERAGE
 from nearstep_hw.axdimm.arbiter import ModeArbiter
 from nearstep_hw.axdimm.host_command import numbered
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.coverage.points import BANKS, OF_BANK, RANKS, hit
+from nearstep_sim.coverage.points import BANKS, OF_BANK, RANKS, folder_of_points, hit
 from nearstep_sim.models.dram.host import HostConfig, HostedDram
 from nearstep_sim.models.dram.library import (
     SOURCE,
@@ -108,7 +106,7 @@ def _library(mapping: AddressMapping) -> ctypes.CDLL:
         prefix="VMemoryChannel",
         visible=[
             ("MemoryChannel.dram.switch", "i_pass"),
-            *(states if os.environ.get(COVERAGE) else []),
+            *states,
         ],
     )
     source = Path(__file__).with_name("memory_channel.cpp")
@@ -201,7 +199,7 @@ class ChannelBench(HostedDram):
         try:
             return super().run(cycles, until_idle=until_idle)
         finally:
-            if os.environ.get(COVERAGE):
+            if folder_of_points():
                 self._cover()
 
     def _cover(self) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from nearstep_hw import COVERAGE
 from nearstep_hw.verilog import to_verilog
-from nearstep_sim.coverage.points import DAMAGES, SEEN, hit, saw_faults
+from nearstep_sim.coverage.points import DAMAGES, SEEN, folder_of_points, hit, saw_faults
 from nearstep_sim.models.link.faults import (
     HEADER,
     KINDS,
@@ -203,7 +201,7 @@ class LinkBench:
     def run(self, cycles: int, *, until_delivered: bool = False) -> int:
         """Run cycles, or until every entry was received; return the number of cycles."""
         ran = int(self._library.link_bench_run(self._bench, cycles, int(until_delivered)))
-        if os.environ.get(COVERAGE):
+        if folder_of_points():
             self._cover()
         return ran
 

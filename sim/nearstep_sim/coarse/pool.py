@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,10 +21,9 @@ from nearstep.errors import (
 )
 from nearstep.scalars import is_whole
 from nearstep.threads import shared, simulation_threads
-from nearstep_hw import COVERAGE
 from nearstep_sim.coarse.library import pool_library
 from nearstep_sim.coarse.options import VerilatedPoolOptions
-from nearstep_sim.coverage.points import saw_faults
+from nearstep_sim.coverage.points import folder_of_points, saw_faults
 from nearstep_sim.models.link.faults import KINDS, COptions, CStatistics, LinkFault
 from nearstep_sim.updater.in_flight import STATUS, InFlight
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
@@ -210,7 +208,7 @@ class PoolBackend(ShellBackend):
 
     def _cover(self) -> None:
         """Sample the faults of links since the last reset."""
-        if os.environ.get(COVERAGE) and self._simulation.is_open:
+        if folder_of_points() and self._simulation.is_open:
             for number in range(2 * self.links):
                 saw_faults(self._statistics(number).frame_faults_made())
 

@@ -75,7 +75,7 @@ Cover points of the RTL: closed sets of events, and those that the tests below h
 from counts of
 
 ```
-NEARSTEP_COVERAGE={folder} .venv/bin/python -m pytest {files}
+NEARSTEP_POINTS={folder} .venv/bin/python -m pytest {files}
 ```
 
 A bin is sampled from what Verilated hardware showed: commands on the pins of the host beside the

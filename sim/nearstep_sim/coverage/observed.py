@@ -1,12 +1,10 @@
 """Cover points that are sampled from the registers of Verilated devices."""
 
-import os
 from collections.abc import Callable, Mapping
 from functools import cache
 from weakref import WeakKeyDictionary
 
-from nearstep_hw import COVERAGE
-from nearstep_sim.coverage.points import OWNERS, hit
+from nearstep_sim.coverage.points import OWNERS, folder_of_points, hit
 from nearstep_spec.coarse import registers as coarse
 from nearstep_spec.coarse.config import CoarseConfig
 from nearstep_spec.csr.model import Register, RegisterMap
@@ -52,7 +50,7 @@ def saw_register(
     family : start of the names of cover points.
     units : its functional units are RTL.
     """
-    if not os.environ.get(COVERAGE):
+    if not folder_of_points():
         return
     size, registers = _registers(config)
     if address % size not in registers:

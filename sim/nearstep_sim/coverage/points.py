@@ -1,7 +1,8 @@
 """Functional coverage: closed sets of events of the RTL, and those that tests have seen.
 
-`hit` does nothing if `$NEARSTEP_COVERAGE` is not set. Otherwise each process writes its hits to a
-file of that folder when it ends; a bin counts once for each process.
+`hit` does nothing unless `$NEARSTEP_POINTS` or `$NEARSTEP_COVERAGE` names a folder. Each process
+then writes its hits to a file of that folder when it ends; a bin counts once for each process. With
+the first variable models are those of any other test; with the second they count coverage, too.
 """
 
 import atexit
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from nearstep_hw import COVERAGE
+from nearstep_hw import COVERAGE, POINTS
 from nearstep_sim.models.link.faults import FRAMES, KINDS
 from nearstep_spec.axdimm.registers import arbiter_map
 from nearstep_spec.coarse import registers as coarse
@@ -28,6 +29,7 @@ __all__ = [
     "ImpossibleHitError",
     "Point",
     "UnknownBinError",
+    "folder_of_points",
     "hit",
     "merged_hits",
     "points",
@@ -118,7 +120,13 @@ def points() -> Mapping[str, Point]:
         "smartssd.kernel": Point(what="error.cause of the kernel of a card", bins=causes),
         "coarse.sync": Point(what="error.cause of a sync core", bins=jobs),
         "coarse.pool": Point(what="error.cause of the shared block of a device", bins=jobs),
-        "coarse.kernel": Point(what="error.cause of the kernel of a device", bins=causes),
+        "coarse.kernel": Point(
+            what="error.cause of the kernel of a memory device",
+            bins=causes,
+            impossible=dict.fromkeys(
+                ("PAIR_RANGE", "PAIR_ORDER"), "a kernel of a memory device takes no pairs"
+            ),
+        ),
         "rules.format": _formats(),
         "coarse.fault_frame": Point(
             what="fault of a link, by the kind of frame that the link damaged",
@@ -165,6 +173,11 @@ def _formats() -> Point:
     )
 
 
+def folder_of_points() -> str:
+    """Return the folder for hits; empty: nothing is counted."""
+    return os.environ.get(POINTS) or os.environ.get(COVERAGE) or ""
+
+
 _seen: set[tuple[str, str]] = set()
 
 
@@ -175,7 +188,7 @@ def hit(point: str, name: str) -> None:
     ------
     UnknownBinError
     """
-    folder = os.environ.get(COVERAGE)
+    folder = folder_of_points()
     if not folder or (point, name) in _seen:
         return
     if name not in points()[point].bins:
