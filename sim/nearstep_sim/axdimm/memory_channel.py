@@ -14,6 +14,7 @@ from nearstep_hw.axdimm.host_command import numbered
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.verilog import to_verilog
+from nearstep_sim.coverage.observed import saw_flags
 from nearstep_sim.coverage.points import BANKS, OF_BANK, RANKS, folder_of_points, hit
 from nearstep_sim.models.dram.host import HostConfig, HostedDram
 from nearstep_sim.models.dram.library import (
@@ -265,4 +266,6 @@ class ChannelBench(HostedDram):
         line, offset = divmod(register.offset, LINE_BYTES)
         words = self.read_line(block, line)
         raw = int.from_bytes(words.tobytes()[offset : offset + register.width // 8], "little")
+        if (block, register.name) == (Block.ARBITER, "status"):
+            saw_flags(register, raw)
         return (raw & field.mask) >> field.lsb

@@ -12,7 +12,7 @@ from nearstep_spec.rule.rules import BY_RULE
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import RunKind, device_maps
 
-__all__ = ["saw_register"]
+__all__ = ["saw_flags", "saw_register"]
 
 KERNELS = ("adam", "updater")
 """Names of the register map of an update kernel."""
@@ -60,9 +60,7 @@ def saw_register(
     known = _known.setdefault(device, {})
     known[base, register.name] = word
     if block.name == "arbiter" and register.name == "status":
-        for each in register.fields:
-            if each.name not in OWNERS and word & each.mask:
-                hit("axdimm.arbiter", each.name)
+        saw_flags(register, word)
     elif register.name == "error":
         part = "module" if hasattr(config, "channels") else "kernel"
         point = part if block.name in KERNELS else block.name
@@ -74,6 +72,13 @@ def saw_register(
         kind = known.get((base, "operation"), RunKind.UPDATE)
         if word == done and known.get((base, "committed"), 0) and kind == RunKind.UPDATE:
             _updated(config, known.get((base, "rule"), 0))
+
+
+def saw_flags(status: Register, word: int) -> None:
+    """Sample the arbiter's status register."""
+    for each in status.fields:
+        if each.name not in OWNERS and word & each.mask:
+            hit("axdimm.arbiter", each.name)
 
 
 def _updated(config: object, index: int) -> None:

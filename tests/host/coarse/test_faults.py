@@ -41,6 +41,7 @@ def check_recovered(pool, tensor, arrays) -> None:
     with pytest.raises(ResetNeededError):
         pool.submit(tensor)
     pool.reset()
+    assert {node.sync0.error.cause.name for node in pool.device.nodes} == {"NONE"}
     pool.all_reduce(tensor)
     assert compare(tensor, reduced(pool, arrays)) == 4 * ELEMENTS
 
