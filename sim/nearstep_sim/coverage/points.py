@@ -141,6 +141,10 @@ def points() -> Mapping[str, Point]:
             bins=[f"{kind}: {seen}" for kind in DAMAGES for seen in SEEN],
             impossible={
                 "duplicate: gaps": "no entry is missing",
+                **dict.fromkeys(
+                    ("drop: duplicates", "corrupt: duplicates"),
+                    "an entry is sent again only if its transmission is known to be lost",
+                ),
                 **{
                     f"{kind}: bad_frames": "a frame arrives whole, or not at all"
                     for kind in DAMAGES

@@ -124,7 +124,7 @@ def test_a_calibration_is_carried_out_once_whenever_the_host_gives_it(
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("seed", [51])
+@pytest.mark.parametrize("seed", [51, 52, 53])
 def test_a_command_in_any_cycle_of_a_change_of_mode_is_carried_out_or_counted(seed: int) -> None:
     """With traffic beside it that may be refused, while the channel is taken, left, or reset when
     the host refreshes; and by a host that never rests.
