@@ -21,8 +21,8 @@ OF_TERMINALS = (
     "COLUMNS", "FORCE_COLOR", "GITHUB_ACTIONS", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE",
 )  # fmt: skip
 """Variables with which output that is not on a terminal is that of one."""
-COVERAGE = os.environ.get("NEARSTEP_COVERAGE")
-"""Folder for counts of coverage; tests change their working directory."""
+COVERAGE = [name for name in ("NEARSTEP_COVERAGE", "NEARSTEP_POINTS") if os.environ.get(name)]
+"""Variables with a folder for counts of coverage; tests change their working directory."""
 _started: dict[str, float] = {}
 _passed: list[str] = []
 _spent: Counter[str] = Counter()
@@ -48,8 +48,8 @@ def pytest_configure() -> None:
     """
     for name in OF_TERMINALS:
         os.environ.pop(name, None)
-    if COVERAGE:
-        os.environ["NEARSTEP_COVERAGE"] = os.path.abspath(COVERAGE)
+    for name in COVERAGE:
+        os.environ[name] = os.path.abspath(os.environ[name])
         # One function of Verilator's registers all points of a model.
         most = resource.getrlimit(resource.RLIMIT_STACK)[1]
         resource.setrlimit(resource.RLIMIT_STACK, (most, most))
@@ -98,8 +98,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tell the page of coverage which tests gave the counts."""
-    if COVERAGE and _passed and not hasattr(session.config, "workerinput"):
-        folder = Path(os.environ["NEARSTEP_COVERAGE"])
+    for name in COVERAGE if _passed and not hasattr(session.config, "workerinput") else ():
+        folder = Path(os.environ[name])
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"tests-{os.getpid()}.txt").write_text("\n".join(_passed), encoding="utf-8")
 

@@ -327,7 +327,8 @@ def test_variables_that_the_code_reads_are_on_the_page() -> None:
     }
     assert {"NEARSTEP_CACHE", "NEARSTEP_OPTIMISE", "CXX", "WAVES"} <= read
     private = {
-        f"NEARSTEP_{each}" for each in ("SEED", "STALL", "CHANNELS", "WHOLE", "CHANNEL_ALONE")
+        f"NEARSTEP_{each}"
+        for each in ("SEED", "STALL", "CHANNELS", "RANKS", "WHOLE", "CHANNEL_ALONE")
     }  # between a test and its own cocotb bench, and macros of C++
     assert {name for name in read - private if f"`{name}" not in page} == set()
 

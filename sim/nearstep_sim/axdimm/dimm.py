@@ -29,6 +29,7 @@ from nearstep_sim.axdimm.library import (
     whole_library,
 )
 from nearstep_sim.axdimm.options import DimmOptions
+from nearstep_sim.coverage.observed import saw_register
 from nearstep_sim.models.dram.host import HostConfig, HostStatistics
 from nearstep_sim.models.dram.library import (
     CGeometry,
@@ -268,6 +269,7 @@ class DimmBackend(EmulatedBackend):
         self._flush()
         line, offset = self._place(address)
         words = self._read_lines(line, 1, f"register read at {address:#x}").view(np.uint32)
+        saw_register(self, self.family, self.config, address, int(words[offset]))
         return int(words[offset])
 
     def write_register(self, address: int, value: int) -> None:

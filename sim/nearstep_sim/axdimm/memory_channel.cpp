@@ -26,6 +26,7 @@ namespace {
 constexpr int kLines = 64;       // of the kernel's register block
 constexpr int kChunkBeats = 64;  // a page; a burst is inside one, and no two bursts in the same
 constexpr int kIds = 4;
+constexpr int kStates = 16, kBanks = 3, kCommands = 16;  // of `channel_commands`
 constexpr int kCut = 12;  // cycles before o_kernel_reset in which the kernel's commands may be lost
 
 // Order is the ABI.
@@ -84,6 +85,7 @@ class ChannelBench final : public HostedDram {
     }
     const std::uint8_t* kernel_line(int number) const { return lines_[number].data(); }
     const ChannelStatistics& statistics() const { return statistics_; }
+    void commands(std::uint64_t* out) const { std::memcpy(out, commands_, sizeof commands_); }
     bool kernel_idle() const { return bursts_.empty(); }
     int mode() const { return dut_.o_normal | dut_.o_acceleration << 1; }
     const std::string& error() override {
@@ -166,6 +168,8 @@ class ChannelBench final : public HostedDram {
         sample_kernel();
         settle_writes();
         classify();
+        count_commands();
+        slots_ = out;
         statistics_.normal_cycles += dut_.o_normal;
         statistics_.acceleration_cycles += dut_.o_acceleration;
         const int now = mode();
@@ -174,6 +178,34 @@ class ChannelBench final : public HostedDram {
         follow_host(out);
         tick();
         ++statistics_.cycles;
+    }
+
+    // Counts the host's commands of the last cycle, which the arbiters see in this one, by the state
+    // of the rank's arbiter and of the bank: closed, open in the host's row, open in another one. Of
+    // a command for all banks: whether one is open.
+    void count_commands() {
+        const auto* root = dut_.rootp;
+        for (const HostSlot& each : slots_.slots) {
+            if (each.rank < 0) continue;
+            unsigned state = root->MemoryChannel__DOT__dram__DOT__arbiter__DOT__fsm_state;
+#if NEARSTEP_RANKS > 1
+            if (each.rank) state = root->MemoryChannel__DOT__dram__DOT__arbiter1__DOT__fsm_state;
+#endif
+            const Command command = decode(each.pins);
+            const Ddr4Device& device = dram_.device(each.rank);
+            int bank = 0;
+            if (command >= Command::ACT && command <= Command::PRE) {
+                const int number = (each.pins.bg << c_.geometry.bank_bits) | each.pins.ba;
+                const std::int64_t row = device.open_row(each.pins.bg, each.pins.ba);
+                bank = row < 0 ? 0 : row == row_[each.rank * banks_ + number] ? 1 : 2;
+            } else {
+                for (int number = 0; number < banks_; ++number)
+                    if (device.open_row(number >> c_.geometry.bank_bits,
+                                        number & ((1 << c_.geometry.bank_bits) - 1)) >= 0)
+                        bank = 1;
+            }
+            ++commands_[state][bank][int(command)];
+        }
     }
 
     // The host's rows and columns, from its pins; its write data.
@@ -446,6 +478,8 @@ class ChannelBench final : public HostedDram {
     Line line_out_{};
     Kernel kernel_ = Kernel::kQuiet;
     int last_mode_ = 1;
+    HostCycle slots_{};  // of the last cycle
+    std::uint64_t commands_[kStates][kBanks][kCommands] = {};
     ChannelStatistics statistics_{};
 };
 
@@ -462,6 +496,7 @@ int channel_mode(const ChannelBench* bench) { return bench->mode(); }
 void channel_statistics(const ChannelBench* bench, ChannelStatistics* out) {
     *out = bench->statistics();
 }
+void channel_commands(const ChannelBench* bench, std::uint64_t* out) { bench->commands(out); }
 void channel_kernel_line(const ChannelBench* bench, int number, std::uint8_t* out) {
     std::memcpy(out, bench->kernel_line(number), kBeatBytes);
 }

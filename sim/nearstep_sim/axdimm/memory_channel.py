@@ -9,9 +9,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nearstep_hw.axdimm.arbiter import ModeArbiter
+from nearstep_hw.axdimm.host_command import numbered
 from nearstep_hw.axdimm.host_front_end import HOST_READ_LATENCY, HOST_WRITE_LATENCY
 from nearstep_hw.dram.dfi import HOST_PHASES, PHASES, TPHY_RDLAT, TPHY_WRLAT
 from nearstep_hw.verilog import to_verilog
+from nearstep_sim.coverage.observed import saw_flags
+from nearstep_sim.coverage.points import BANKS, OF_BANK, RANKS, folder_of_points, hit
 from nearstep_sim.models.dram.host import HostConfig, HostedDram
 from nearstep_sim.models.dram.library import (
     SOURCE,
@@ -25,7 +29,8 @@ from nearstep_sim.verilate.build import Model, verilate_library, verilog_of
 from nearstep_spec.axdimm.registers import Block, window_base
 from nearstep_spec.csr.model import BLOCK_BYTES, LINE_BYTES, RegisterMap
 from nearstep_spec.dram.address import DEFAULT_INTERLEAVE, DEFAULT_MAPPING, AddressMapping
-from nearstep_spec.dram.geometry import BEAT_BYTES
+from nearstep_spec.dram.command import Command
+from nearstep_spec.dram.geometry import BEAT_BYTES, DramGeometry
 from nearstep_spec.dram.latency import HOST_COMMAND_DELAY, HOST_WRITE_TO_READ
 from nearstep_spec.dram.timing import dram_timing
 
@@ -92,15 +97,31 @@ def _library(mapping: AddressMapping) -> ctypes.CDLL:
     key = f"memory_channel {geometry.density} {geometry.width} {mapping.order}"
     if geometry.ranks > 1:
         key += f" {geometry.ranks} {mapping.interleave}"
+    states = [
+        (f"MemoryChannel.dram.{numbered('arbiter', rank)}", "fsm_state")
+        for rank in range(geometry.ranks)
+    ]
     model = Model(
         top="MemoryChannel",
         verilog=verilog_of(key, generate),
         prefix="VMemoryChannel",
-        visible=[("MemoryChannel.dram.switch", "i_pass")],
+        visible=[
+            ("MemoryChannel.dram.switch", "i_pass"),
+            *states,
+        ],
     )
     source = Path(__file__).with_name("memory_channel.cpp")
-    built = verilate_library("memory_channel", [model], [source], common=[SOURCE])
+    defines = {"NEARSTEP_RANKS": geometry.ranks}
+    built = verilate_library("memory_channel", [model], [source], common=[SOURCE], defines=defines)
     return load(built, source, SOURCE)
+
+
+@cache
+def _modes(geometry: DramGeometry) -> dict[int, str]:
+    """Return the arbiter's states by their number in the Verilog."""
+    arbiter = ModeArbiter(dram_timing(), geometry, shared=geometry.ranks > 1)
+    arbiter.elaborate(None)
+    return {number: name for name, number in arbiter.fsm.encoding.items()}
 
 
 class ChannelBench(HostedDram):
@@ -175,6 +196,26 @@ class ChannelBench(HostedDram):
         """Set the kernel's behaviour from now on."""
         self._library.channel_kernel(self._pointer, what)
 
+    def run(self, cycles: int, *, until_idle: bool = False) -> int:
+        try:
+            return super().run(cycles, until_idle=until_idle)
+        finally:
+            if folder_of_points():
+                self._cover()
+
+    def _cover(self) -> None:
+        """Sample the commands of the host so far."""
+        found = np.zeros((16, 3, 16), np.uint64)
+        self._library.channel_commands(self._pointer, found.ctypes.data)
+        modes = _modes(self.mapping.geometry)
+        for state, bank, number in np.argwhere(found):
+            if number in tuple(Command)[Command.ACT :]:  # neither NOP nor the reserved code
+                command, mode = Command(number), modes[state]
+                hit("axdimm.command_mode", f"{command.name} in {mode}")
+                if mode in ("KERNEL", "LEAVE"):
+                    names = BANKS if command in OF_BANK else RANKS
+                    hit("axdimm.command_bank", f"{command.name}, {names[bank]}")
+
     @property
     def kernel_idle(self) -> bool:
         """Return whether no burst of the kernel is waiting or in flight."""
@@ -225,4 +266,6 @@ class ChannelBench(HostedDram):
         line, offset = divmod(register.offset, LINE_BYTES)
         words = self.read_line(block, line)
         raw = int.from_bytes(words.tobytes()[offset : offset + register.width // 8], "little")
+        if (block, register.name) == (Block.ARBITER, "status"):
+            saw_flags(register, raw)
         return (raw & field.mask) >> field.lsb

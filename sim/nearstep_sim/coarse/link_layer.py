@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from nearstep_hw.verilog import to_verilog
+from nearstep_sim.coverage.points import DAMAGES, SEEN, folder_of_points, hit, saw_faults
 from nearstep_sim.models.link.faults import (
     HEADER,
     KINDS,
@@ -140,6 +141,7 @@ class LinkBench:
     ) -> None:
         self.config = config
         self.ports = ports
+        self._cleared = False  # it cuts frames
         self._library = _library(config)
         mirror = _Config(seed=seed, ports=ports, entry_phits=config.entry_phits, full=full)
         self._bench = self._library.link_bench_open(ctypes.byref(mirror))
@@ -198,10 +200,24 @@ class LinkBench:
 
     def run(self, cycles: int, *, until_delivered: bool = False) -> int:
         """Run cycles, or until every entry was received; return the number of cycles."""
-        return int(self._library.link_bench_run(self._bench, cycles, int(until_delivered)))
+        ran = int(self._library.link_bench_run(self._bench, cycles, int(until_delivered)))
+        if folder_of_points():
+            self._cover()
+        return ran
+
+    def _cover(self) -> None:
+        """Sample the faults of links, and what receivers counted if all faults are of one kind."""
+        made = {each for link in self._statistics() for each in link.frame_faults_made()}
+        saw_faults(made)
+        kinds = {kind for kind, _ in made}
+        counters = [port for state in self.state() for port in state.counters]
+        for name in SEEN if len(kinds) == 1 and kinds <= {*DAMAGES} and not self._cleared else ():
+            if any(port[name] for port in counters):
+                hit("coarse.receiver", f"{kinds.copy().pop()}: {name}")
 
     def clear(self, epoch: int) -> None:
         """Clear both devices, and continue in another epoch."""
+        self._cleared = True
         for device in range(DEVICES):
             self.set(device, clear=1, epoch=epoch, abort=0)
         self.forget()

@@ -23,6 +23,7 @@ from nearstep.scalars import is_whole
 from nearstep.threads import shared, simulation_threads
 from nearstep_sim.coarse.library import pool_library
 from nearstep_sim.coarse.options import VerilatedPoolOptions
+from nearstep_sim.coverage.points import folder_of_points, saw_faults
 from nearstep_sim.models.link.faults import KINDS, COptions, CStatistics, LinkFault
 from nearstep_sim.updater.in_flight import STATUS, InFlight
 from nearstep_sim.updater.shell import ShellBackend, ShellOptions
@@ -150,10 +151,12 @@ class PoolBackend(ShellBackend):
         self._under_way.look(partial(self._lib.pool_ended, self._device))
 
     def reset(self) -> None:
+        self._cover()
         super().reset()
         self.look_at_transfers()
 
     def close(self) -> None:
+        self._cover()
         super().close()
         self._under_way.close(self._name)
 
@@ -194,11 +197,20 @@ class PoolBackend(ShellBackend):
         """Return the phits and frames that a direction of a link has accepted since the last reset,
         the phits delivered, and the frames hit by each kind of fault.
         """
-        found = CStatistics()
-        number = self._number(link, direction)
-        self._lib.pool_link_counters(self._device, number, ctypes.byref(found))
+        found = self._statistics(self._number(link, direction))
         whole = {n: getattr(found, n) for n in ("phits", "frames", "delivered_phits", "swallowed")}
         return {**whole, **dict(zip(KINDS, found.faults, strict=True))}
+
+    def _statistics(self, number: int) -> CStatistics:
+        found = CStatistics()
+        self._lib.pool_link_counters(self._device, number, ctypes.byref(found))
+        return found
+
+    def _cover(self) -> None:
+        """Sample the faults of links since the last reset."""
+        if folder_of_points() and self._simulation.is_open:
+            for number in range(2 * self.links):
+                saw_faults(self._statistics(number).frame_faults_made())
 
     def _number(self, link: int, direction: int) -> int:
         if not is_whole(link) or not 0 <= link < self.links:

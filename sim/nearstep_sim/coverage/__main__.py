@@ -1,6 +1,7 @@
 """`python -m nearstep_sim.coverage DIR`: the counts in a folder as a table, JSON and a page.
 
-The page has shipped tops alone, or those of --top.
+The page has shipped tops alone, or those of --top. Cover points are printed as well; with
+--functional they alone are, and written to a page of their own.
 """
 
 import argparse
@@ -13,13 +14,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nearstep_hw import COVERAGE
 from nearstep_hw.generate import GENERATORS, verilog
 from nearstep_sim.bitstream.command import DESIGNS
 from nearstep_sim.boards.library import CELLS, TOP, board_verilog
+from nearstep_sim.coverage.points import merged_hits, points
 from nearstep_sim.coverage.records import merged
-from nearstep_sim.coverage.table import KINDS, Design, all_reasons, designs_of, exclusions
+from nearstep_sim.coverage.table import KINDS, Count, Design, all_reasons, designs_of, exclusions
 from nearstep_sim.verilate.build import verilog_of
 from nearstep_spec.codec import from_text, texts_of
 from nearstep_spec.errors import NearstepError
@@ -57,6 +60,28 @@ counts to the folder. Without it nothing changes.
 
 Blocks are files of the Python sources; all instances of a block are in its row, and each counts for
 itself. Holes are shown with their place in the sources.
+"""
+
+
+FUNCTIONAL = """\
+# Functional coverage
+
+Cover points of the RTL: closed sets of events, and those that the tests below have seen. Written by
+
+```
+.venv/bin/python -m nearstep_sim.coverage {folder} --functional {page}
+```
+
+from counts of
+
+```
+NEARSTEP_POINTS={folder} .venv/bin/python -m pytest {files}
+```
+
+A bin is sampled from what Verilated hardware showed: commands on the pins of the host beside the
+state register of the arbiter, registers that a device answered, frames that a link damaged. Golden
+devices and what a test meant to send do not count. A bin that cannot be hit has a reason, and if it
+is hit nevertheless, no page is written.
 """
 
 
@@ -158,8 +183,8 @@ def page(
     lines += ["Tests that ran:", "", *(f"- `{each}`" for each in tests), ""]
     lines += _tops(designs, shipped)
     lines += ["## Not counted", "", "| reason | points |", "|---|---|"]
-    for reason, points in all_reasons(designs).items():
-        said = ", ".join(f"{count} of {kind}" for kind, count in points.items())
+    for reason, counted in all_reasons(designs).items():
+        said = ", ".join(f"{count} of {kind}" for kind, count in counted.items())
         lines.append(f"| {reason} | {said} |")
     lines.append("")
     for design in designs:
@@ -167,7 +192,9 @@ def page(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def as_json(designs: Sequence[Design], tests: Sequence[str]) -> str:
+def as_json(
+    designs: Sequence[Design], tests: Sequence[str], functional: Mapping[str, Mapping[str, Any]]
+) -> str:
     """All counts, holes and reasons."""
     tops = [
         {
@@ -185,7 +212,52 @@ def as_json(designs: Sequence[Design], tests: Sequence[str]) -> str:
         }
         for each in designs
     ]
-    return json.dumps({"tests": list(tests), "tops": tops}, indent=1) + "\n"
+    bins = {name: {**each, "count": asdict(each["count"])} for name, each in functional.items()}
+    return json.dumps({"tests": list(tests), "tops": tops, "functional": bins}, indent=1) + "\n"
+
+
+def _functional(hits: Mapping[str, Mapping[str, int]]) -> Mapping[str, Mapping[str, Any]]:
+    """Covered and all bins of each cover point, its holes, and bins that cannot be hit."""
+    found = {}
+    for name, point in points().items():
+        possible = [each for each in point.bins if each not in point.impossible]
+        holes = [each for each in possible if not hits[name][each]]
+        count = Count(len(possible) - len(holes), len(possible))
+        found[name] = {
+            "what": point.what,
+            "count": count,
+            "holes": holes,
+            "impossible": dict(point.impossible),
+            "hits": hits[name],
+        }
+    return found
+
+
+def functional_page(
+    found: Mapping[str, Mapping[str, Any]], tests: Sequence[str], folder: Path, page: Path
+) -> str:
+    """The page of cover points, in Markdown."""
+    files = " ".join(sorted({each.partition("[")[0] for each in tests})) or "..."
+    lines = [FUNCTIONAL.format(folder=folder, page=page, files=files)]
+    lines += ["| cover point | covered | sampled |", "|---|---:|---|"]
+    lines += [_row(f"`{name}`", [each["count"], each["what"]]) for name, each in found.items()]
+    lines += ["", "## Holes", ""]
+    for name, each in found.items():
+        if each["holes"]:
+            lines.append(f"- `{name}`: {'; '.join(each['holes'])}.")
+    lines += [
+        "",
+        "## Bins that cannot be hit",
+        "",
+        "| cover point | reason | bins |",
+        "|---|---|---|",
+    ]
+    for name, each in found.items():
+        for reason in dict.fromkeys(each["impossible"].values()):
+            bins = [bin_ for bin_, why in each["impossible"].items() if why == reason]
+            lines.append(_row(f"`{name}`", [reason, "; ".join(bins)]))
+    lines += ["", "## Tests", "", *(f"- `{each}`" for each in tests)]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -194,10 +266,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, help="$NEARSTEP_COVERAGE of the tests")
     parser.add_argument("--json", type=Path, default=Path("build/coverage.json"))
     parser.add_argument("--page", type=Path, help="a page in Markdown")
+    parser.add_argument("--functional", type=Path, help="a page of cover points alone")
     parser.add_argument("--top", action="append", help="tops to show (default: all)")
     given = parser.parse_args(arguments)
-    counts = sorted(given.folder.glob("*.dat"))
-    if not counts:
+    counts = [] if given.functional else sorted(given.folder.glob("*.dat"))
+    try:
+        hits = merged_hits(given.folder)
+    except NearstepError as error:
+        parser.error(str(error))
+    if given.functional and not hits:
+        parser.error(f"{given.folder} has no points-*.yml")
+    if not counts and not hits:
         parser.error(
             f"{given.folder} has no *.dat: run tests with NEARSTEP_COVERAGE={given.folder}"
         )
@@ -221,8 +300,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             shares = "  ".join(f"{kind} {block.counts[kind]}" for kind in KINDS)
             print(f"  {name}: {shares}")
         print("  all: " + "  ".join(f"{kind} {design.total(kind)}" for kind in KINDS))
+    functional = _functional(hits) if hits else {}
+    for name, each in functional.items():
+        print(f"{name}: {each['count']}, {len(each['impossible'])} cannot be hit")
+        for hole in each["holes"]:
+            print(f"  {hole}")
     given.json.parent.mkdir(parents=True, exist_ok=True)
-    given.json.write_text(as_json(designs, tests), encoding="utf-8")
+    given.json.write_text(as_json(designs, tests, functional), encoding="utf-8")
+    if given.functional:
+        given.functional.write_text(
+            functional_page(functional, tests, given.folder, given.functional), "utf-8"
+        )
     if given.page:
         given.page.write_text(page(shown, list(_shipped(SHIPPED)), tests, given.folder), "utf-8")
     return 0

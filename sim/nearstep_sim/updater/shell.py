@@ -11,6 +11,7 @@ from nearstep.backends.base import Poll
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.backends.peer import PeerBackend
 from nearstep.errors import BusError, DeviceError, WaitTimeoutError
+from nearstep_sim.coverage.observed import saw_register
 from nearstep_sim.models.memory import GUARD, UNWRITTEN, EmulatedMemory
 from nearstep_sim.verilate.abi import load, structure
 from nearstep_sim.verilate.harness import (
@@ -115,6 +116,7 @@ class ShellBackend(EmulatedBackend):
         self._check(status, f"register read at {address:#x}")
         if status:
             raise BusError(address, status, write=False)
+        self._saw(address, word.value)
         return word.value
 
     def write_register(self, address: int, value: int) -> None:
@@ -122,6 +124,7 @@ class ShellBackend(EmulatedBackend):
         self._check(status, f"register write at {address:#x}")
         if status:
             raise BusError(address, status, write=True)
+        self._saw(address, value)
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         array = (CPoll * len(polls))(*((p.address, p.mask, p.value) for p in polls))
@@ -164,6 +167,10 @@ class ShellBackend(EmulatedBackend):
 
     def heal(self) -> None:
         self._lib.device_heal(self._device)
+
+    def _saw(self, address: int, word: int) -> None:
+        in_rtl = self.options.fu != "native"
+        saw_register(self, self.family, self.config, address, word, units=in_rtl)
 
     @property
     def _name(self) -> str:

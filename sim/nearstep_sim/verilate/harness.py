@@ -83,6 +83,11 @@ class Simulation:
             raise ClosedDeviceError(self._name, "use the simulation")
         return self._handle
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the device can be used."""
+        return self._handle is not None
+
     def carry_out(self, call: Callable[..., int], *arguments: object) -> int:
         """Run a call of the library to its end, and return its status.
 

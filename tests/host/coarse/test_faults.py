@@ -36,9 +36,12 @@ def pool(request: pytest.FixtureRequest) -> Iterator[CoarsePool]:
 def check_recovered(pool, tensor, arrays) -> None:
     """The old values are there, a reset is asked for, and after it the pool goes on."""
     assert compare(tensor, arrays) == 4 * ELEMENTS
+    for node in pool.device.nodes:
+        assert node.sync0.error.cause == node.sync1.error.cause == node.pool.error.cause
     with pytest.raises(ResetNeededError):
         pool.submit(tensor)
     pool.reset()
+    assert {node.sync0.error.cause.name for node in pool.device.nodes} == {"NONE"}
     pool.all_reduce(tensor)
     assert compare(tensor, reduced(pool, arrays)) == 4 * ELEMENTS
 
@@ -121,6 +124,23 @@ def test_a_job_pushed_wrongly_through_registers_ends_all_jobs(pool, field) -> No
     assert set(found.value.causes) == {0, 1, 2, 3}
     assert set(found.value.causes.values()) <= {"MISMATCH", "PEER"}
     assert found.value.causes[found.value.device] == "MISMATCH"
+    check_recovered(pool, tensor, arrays)
+
+
+@pytest.mark.parametrize("cause", ["UNSUPPORTED", "ALIGNMENT", "OVERLAP"])
+def test_a_job_that_no_device_can_do_is_refused_with_its_cause(pool, cause) -> None:
+    """Pushed through registers: the runtime never makes such a job."""
+    arrays = random_arrays(pool, ELEMENTS, seed=1)
+    tensor = pool.tensor(arrays)
+    core, at = pool.device.nodes[2].sync0, pool.device.local_address(tensor.front(2).address, 2)
+    core.source.value = at + 4 * (cause == "ALIGNMENT")
+    core.destination.value = at if cause == "OVERLAP" else at + 4096
+    core.elements.value = 64
+    core.job.set(operation=3 if cause == "UNSUPPORTED" else 0, wire=0, tag=1)
+    core.start.go = 1
+    with pytest.raises(JobRefusedError) as found:
+        pool.all_reduce(tensor)
+    assert (found.value.device, found.value.cause) == (2, cause)
     check_recovered(pool, tensor, arrays)
 
 

@@ -13,6 +13,7 @@ from nearstep_hw.axdimm.host_front_end import (
     HostFrontEnd,
 )
 from nearstep_hw.axdimm.host_modes import HostModes
+from nearstep_hw.dram.fabric import FabricTiming
 from nearstep_sim.axdimm.memory_channel import ChannelBench, Kernel, Mode
 from nearstep_spec.axdimm.registers import Block, arbiter_map
 from nearstep_spec.dram.address import AddressMapping
@@ -27,6 +28,7 @@ MODE, CONTROL = 1, 2  # lines of the arbiter
 CLEAR, KERNEL_RESET = 1, 2
 CALIBRATIONS = (Command.ZQCS, Command.ZQCL)
 RESERVED = Pins(cs_n=0, address=0b011 << 14)
+TURNS = 120
 REFRESH_2X = 1 << 6  # of MR3
 
 
@@ -119,6 +121,59 @@ def test_a_calibration_is_carried_out_once_whenever_the_host_gives_it(
     assert channel.get("status.missing_data") == 0
     assert min(when.values()) >= 3
     assert channel.get("status.lost_command") == 0
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", [51, 52, 53])
+def test_a_command_in_any_cycle_of_a_change_of_mode_is_carried_out_or_counted(seed: int) -> None:
+    """With traffic beside it that may be refused, while the channel is taken, left, or reset when
+    the host refreshes; and by a host that never rests.
+    """
+    channel = Channel(seed, stall=0.1 * (seed % 2), auto_precharge=0.25)
+    bench, rng = channel.bench, np.random.default_rng(seed)
+    interval = FabricTiming(bench.device.timing).refresh_interval
+    while not channel.count(Command.REF):
+        bench.run(1)
+    refreshed, checked = bench.host.cycle, 0
+    for turn in range(TURNS):
+        bench.kernel(Kernel.BUSY if turn % 3 else Kernel.QUIET)
+        scenario = ("take", "leave", "reset", "reset", "never rests")[turn % 5]
+        command = (Command.MRS, *CALIBRATIONS)[int(rng.integers(3))]
+        channel.control(CLEAR)
+        before = {each: channel.count(each) for each in (Command.MRS, *CALIBRATIONS)}
+        owed = None
+        if scenario != "take":
+            channel.reach(Mode.ACCELERATION)
+            if scenario == "never rests" and command is not Command.ZQCL:
+                owed = Command.ZQCL  # it holds the channel longer
+                bench.host.give(encode(owed))
+                bench.run(100)
+            if turn % 2:
+                bench.run(-(bench.host.cycle - refreshed) % interval + interval)
+                bench.run(interval - int(rng.integers(60)))
+        n = int(rng.integers(2) * rng.integers(60)) if scenario != "never rests" else 1200
+        data = rng.integers(0, 256, (n, 64), dtype=np.uint8)
+        bench.host.submit(rng.random(n) < 0.5, rng.integers(0, 1 << 16, n) * 64, data=data)
+        if scenario == "reset":
+            channel.control(KERNEL_RESET)
+        channel.request(Mode.ACCELERATION if scenario == "take" else Mode.NORMAL)
+        bench.run(int(rng.integers(0, rng.choice([16, 100]))))
+        if scenario == "never rests":
+            while bench.mode is not Mode.NORMAL and rng.random() > 0.01:
+                bench.run(1)
+        bench.host.give(
+            mode_register(1, 0b1_0000_0011) if command is Command.MRS else encode(command)
+        )
+        bench.run(int(rng.choice([0, 30, 300, 2500])))
+        channel.reach(Mode.NORMAL)
+        bench.run(20_000, until_idle=True)
+        bench.run(300)  # it may have been given in normal mode
+        after = {each: channel.count(each) - count for each, count in before.items()}
+        after[Command.MRS] += channel.get("lost_count.value")
+        assert after == {each: int(each in (command, owed)) for each in after}, (turn, scenario)
+        bench.host.completed()
+        checked += 1
+    assert checked == TURNS
 
 
 @pytest.mark.deep

@@ -122,6 +122,7 @@ CONFIGS: dict[str, dict[str, object]] = {
     "postponing 8": {"postpone": 8, "stall": 0.2},
     "x16": {"width": "x16", "density": "4Gb", "postpone": 4},
     "bank group on top": {"mapping": "bankgroup-row-column-bank", "density": "16Gb"},
+    "closing banks": {"auto_precharge": 0.3},
     "another refresh phase": {"refresh_offset": 1234, "scheduler": "in-order"},
     "another refresh phase, postponing 8": {"refresh_offset": 2900, "postpone": 8, "stall": 0.1},
 }
@@ -134,7 +135,9 @@ TWO_RANKS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["default", "postponing 8", "another refresh phase, postponing 8"])
+@pytest.mark.parametrize(
+    "name", ["default", "closing banks", "postponing 8", "another refresh phase, postponing 8"]
+)
 def test_random_mode_switching_under_random_traffic(name: str) -> None:
     bench = ChannelBench(seed=31, **CONFIGS[name])
     resets = switch_at_random(bench, 31, 100_000)

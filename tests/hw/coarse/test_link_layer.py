@@ -7,7 +7,7 @@ import pytest
 
 from nearstep_hw.coarse.crc import entry_crc, header_crc
 from nearstep_sim.coarse.link_layer import DEVICES, Inputs, LinkBench
-from nearstep_sim.models.link.faults import LinkFault, LinkOptions
+from nearstep_sim.models.link.faults import KINDS, LinkFault, LinkOptions
 from nearstep_spec.coarse.config import FRAME_PHITS, CoarseConfig
 
 from ..simulate import simulate
@@ -420,6 +420,38 @@ def test_the_end_of_all_jobs_is_told_once_and_until_cleared():
     assert [state.aborts for state in bench.state()] == [1, 1]
     assert bench.state()[0].abort == (3, 2, 0)
     assert digest(bench) == 205906766
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_abort_that_goes_wrong_is_told_again_unless_the_link_is_dead(kind):
+    bench = LinkBench(SMALL[1], seed=1, inputs=Inputs(keepalive=100))
+    bench.run(300)
+    stall = 1_000 * (kind == "stall")
+    bench.fault(LinkFault(kind=kind, frame="abort", direction=0, cycles=stall))
+    bench.set(0, abort=1, abort_cause=8, abort_device=37, abort_port=1)
+    bench.run(60)
+    assert bench.faults()[kind] == 1
+    assert bench.state()[1].aborts == (kind == "duplicate")
+    bench.run(2_000)
+    told = (0, 0, 0) if kind == "dead" else (8, 37, 1)
+    assert (bench.state()[1].aborts, bench.state()[1].abort) == (int(kind != "dead"), told)
+
+
+@pytest.mark.parametrize("frame", ["entry", "control"])
+@pytest.mark.parametrize("kind", ["dead", "stall"])
+def test_a_link_fails_at_a_frame(kind, frame):
+    """What is behind the frame comes late, or never."""
+    limit = 2_000
+    bench = LinkBench(SMALL[1], seed=1, full=True, inputs=Inputs(silence_limit=limit, watch=1))
+    bench.fault(LinkFault(kind=kind, frame=frame, nth=2, cycles=3 * limit * (kind == "stall")))
+    bench.send(30)
+    ran = bench.run(50_000, until_delivered=True)
+    assert bench.faults()[kind] == 1
+    first, second = bench.state()
+    assert first.silent_cycles == [0, 0]
+    assert second.silent_cycles[0] > limit
+    assert (ran < 50_000) == (kind == "stall")
+    assert check(bench, 30 if kind == "stall" else None) > 0
 
 
 @pytest.mark.parametrize(

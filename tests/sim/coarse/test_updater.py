@@ -22,6 +22,7 @@ from nearstep_sim.coarse.pool_values import (
     draw,
     reduced,
 )
+from nearstep_spec.updater.registers import ErrorCause
 
 from .small_pool import random
 
@@ -200,6 +201,48 @@ def test_a_fault_of_memory_ends_the_run_of_that_device_alone(kind) -> None:
         assert again.wait().committed == 64
         np.testing.assert_array_equal(states[0]["p"].read(), -g.read(0))
         np.testing.assert_array_equal(states[1]["p"].read(), -g.read(1))
+
+
+@pytest.mark.parametrize("kind", ["golden", "sim"])
+def test_every_cause_of_a_kernel_is_shown(kind) -> None:
+    size = 4096
+    with opened(kind, **({"fu": "native"} if kind == "sim" else {})) as pool:
+        backend, kernel = pool.device.backend, pool.device.nodes[0].updater
+        g, m, p = (pool.tensor(size).front(0) for _ in "gmp")
+        start_at = {"g_address": g.address, "m_address": m.address, "p_address": p.address}
+
+        def ended(abort: bool = False, granted: bool = True, **changes: Any) -> ErrorCause:
+            for name, value in {**start_at, "count": size, "rule": 1, **changes}.items():
+                kernel[name].value = value
+            kernel.formats.set(gradient=3 if changes.get("rule") == 7 else 0, copy_out=0)
+            kernel.window0_limit.value = 1 << 20
+            kernel.window0_permissions.bits = 0b111 * granted
+            kernel.start.go = 1
+            if abort:
+                kernel.control.abort = 1
+            backend.wait([kernel.status.poll(busy=0)], 50_000)
+            return ErrorCause(kernel.error.cause)
+
+        shown = [
+            ended(),
+            ended(rule=7),
+            ended(p_address=p.address + 4),
+            ended(p_address=1 << 40),
+            ended(m_address=p.address),
+            ended(granted=False),
+        ]
+        for write in (False, True):
+            backend.inject(
+                Injection(kind="slverr", write=write, base=p.address, limit=p.address + 1)
+            )
+            shown.append(ended())
+            backend.heal()
+        if kind == "sim":  # nothing of golden takes time
+            shown.append(ended(abort=True))
+        names = ["NONE", "UNSUPPORTED", "ALIGNMENT", "ADDRESS_RANGE", "OVERLAP", "WINDOW"]
+        names += ["READ_RESPONSE", "WRITE_RESPONSE", "ABORTED"]
+        assert [each.name for each in shown] == names[: len(shown)]
+        assert ended() == ErrorCause.NONE
 
 
 def test_devices_without_rules_have_no_kernel() -> None:

@@ -38,6 +38,7 @@ struct HostConfig {
     std::int32_t refresh_offset;  // clocks by which its refresh intervals begin early
     std::int32_t whim;     // not 0: refreshes begin and end at random, up to the last moment
     std::int32_t pull_in;  // refreshes given in advance at most, at whim
+    std::int32_t auto_precharge;  // of 65536: chance of a column command that closes its bank
     std::uint64_t seed;          // of the stalls
 };
 
@@ -452,6 +453,12 @@ class HostController {
         ++(write ? statistics_.stores : statistics_.loads);
         ++(e.conflict ? statistics_.row_conflicts
                       : e.closed ? statistics_.row_misses : statistics_.row_hits);
+        if (c_.auto_precharge && (next_random() & 0xFFFF) < static_cast<unsigned>(c_.auto_precharge)) {
+            bank.row = -1;
+            bank.act = std::max(bank.act, bank.pre + t_.t_rp);
+            own.ref = std::max(own.ref, bank.pre + t_.t_rp);
+            return select(out, e.rank, write ? Command::WRA : Command::RDA, e.place);
+        }
         select(out, e.rank, write ? Command::WR : Command::RD, e.place);
     }
 

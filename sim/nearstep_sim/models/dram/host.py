@@ -77,7 +77,8 @@ class HostConfig:
     whim : refreshes begin and end at random, at any time that JEDEC allows, up to the last moment:
         no two REF more than nine tREFI apart, at most 16 in two tREFI.
     pull_in : refreshes given in advance at most, 0 to 8; only with `whim`.
-    seed : of the stalls and of whims.
+    auto_precharge : chance of a read or write that closes its bank, 0 to 1.
+    seed : of the stalls, of whims and of closed banks.
 
     Raises
     ------
@@ -105,6 +106,7 @@ class HostConfig:
     refresh_offset: int = 0
     whim: bool = False
     pull_in: int = 0
+    auto_precharge: float = 0.0
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -112,6 +114,8 @@ class HostConfig:
             raise ValueError(f"scheduler must be one of {SCHEDULERS}, not {self.scheduler!r}")
         if not 0 <= self.stall < 1:
             raise ValueError(f"stall must be at least 0 and less than 1, not {self.stall!r}")
+        if not 0 <= self.auto_precharge <= 1:
+            raise ValueError(f"auto_precharge must be 0 to 1, not {self.auto_precharge!r}")
         if self.late_rank is not None and not 0 <= self.late_rank < self.ranks:
             raise ValueError(f"late_rank must be a rank of {self.ranks}, not {self.late_rank!r}")
         if self.column_slot not in (None, 0, 1):
@@ -168,6 +172,7 @@ class HostConfig:
             refresh_offset=self.refresh_offset,
             whim=self.whim,
             pull_in=self.pull_in,
+            auto_precharge=round(self.auto_precharge * 65536),
             seed=self.seed,
         )
 

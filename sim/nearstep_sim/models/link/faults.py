@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -38,9 +39,18 @@ class CFault(structure("models/link/link.hpp", "FrameFault")):
 
 
 class CStatistics(
-    structure("models/link/link.hpp", "Statistics", sizes={"kFaultKinds": len(KINDS)})
+    structure(
+        "models/link/link.hpp",
+        "Statistics",
+        sizes={"kFaultKinds": len(KINDS), "kFrameKinds": len(FRAMES)},
+    )
 ):
     """`Statistics` of link.hpp."""
+
+    def frame_faults_made(self) -> Iterator[tuple[str, str]]:
+        """Return the faults that happened, each with the kind of frame that it hit."""
+        for kind, row in zip(KINDS, self.frame_faults, strict=True):
+            yield from ((kind, frame) for frame, n in zip(FRAMES, row, strict=True) if n)
 
 
 @dataclass(frozen=True, kw_only=True)

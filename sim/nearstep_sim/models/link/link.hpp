@@ -16,7 +16,7 @@ struct Phit {
 };
 
 enum class FaultKind : std::int32_t { drop = 0, duplicate, reorder, corrupt, dead, stall };
-constexpr int kFaultKinds = 6;
+constexpr int kFaultKinds = 6, kFrameKinds = 4;
 
 // Kinds of frames, as in the header; `any` of them for a fault.
 enum class FrameKind : std::int32_t { any = 0, control, entry, abort };
@@ -36,11 +36,12 @@ struct FrameFault {
     std::uint64_t nth = 0, times = 1, cycles = 0;
 };
 
-// Counts of phits, frames and, by kind, of injected faults.
+// Counts of phits, frames and, by kind, of injected faults; those also by the frames that they hit.
 struct Statistics {
     std::uint64_t phits = 0, frames = 0, delivered_phits = 0;
     std::uint64_t faults[kFaultKinds] = {};
     std::uint64_t swallowed = 0;  // phits of a dead link
+    std::uint64_t frame_faults[kFaultKinds][kFrameKinds] = {};
 };
 
 // Registered: what `tick` takes in one cycle can arrive in the next cycle at the earliest. In each
@@ -73,7 +74,7 @@ class Link {
     void add(const FrameFault& fault) {
         const bool lasting = fault.kind == FaultKind::dead || fault.kind == FaultKind::stall;
         if (lasting && fault.nth == 0 && fault.frame == FrameKind::any)
-            lasts(fault);
+            lasts(fault, FrameKind::any);
         else
             armed_.push_back({fault, 0});
     }
@@ -129,8 +130,13 @@ class Link {
         return of_65536 != 0 && (random() & 0xFFFF) < of_65536;
     }
 
-    void lasts(const FrameFault& fault) {
-        ++statistics_.faults[int(fault.kind)];
+    void made(FaultKind kind, FrameKind frame) {
+        ++statistics_.faults[int(kind)];
+        ++statistics_.frame_faults[int(kind)][int(frame) % kFrameKinds];
+    }
+
+    void lasts(const FrameFault& fault, FrameKind frame) {
+        made(fault.kind, frame);
         if (fault.kind == FaultKind::dead) {
             dead_ = true;
             queue_.clear();
@@ -149,7 +155,7 @@ class Link {
             if (fault.frame != FrameKind::any && fault.frame != frame) continue;
             const std::uint64_t index = seen++;
             if (index < fault.nth || index - fault.nth >= fault.times) continue;
-            if (kind == FaultKind::dead || kind == FaultKind::stall) lasts(fault);
+            if (kind == FaultKind::dead || kind == FaultKind::stall) lasts(fault, frame);
             hit = true;
         }
         return hit;
@@ -158,7 +164,7 @@ class Link {
     bool happens(FaultKind kind, FrameKind frame, std::uint32_t rate) {
         const bool told = armed(kind, frame);
         const bool hit = chance(rate) || told;
-        statistics_.faults[int(kind)] += hit;
+        if (hit) made(kind, frame);
         return hit;
     }
 

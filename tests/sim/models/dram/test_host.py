@@ -99,6 +99,8 @@ CONFIGS = {
     "columns in slot 1": {"column_slot": 1, "ranks": 2},
     "long latencies": {"read_latency": 20, "write_latency": 9},
     "short latencies": {"read_latency": 3, "write_latency": 3},
+    "closing banks": {"auto_precharge": 0.3},
+    "closing every bank": {"auto_precharge": 1.0, "ranks": 2, "scheduler": "in-order"},
     "window of one": {"window": 1},
     "wide window": {"window": 64, "overtake": 4},
     **{order: {"mapping": order} for order in MAPPINGS[1:]},
@@ -123,8 +125,11 @@ def test_every_load_returns_the_last_store(name: str) -> None:
     hits = statistics.row_hits + statistics.row_misses + statistics.row_conflicts
     assert hits == 1003
     counts = [device.counts for device in bare.devices]
-    assert sum(c[Command.RD] for c in counts) == statistics.loads
-    assert sum(c[Command.WR] for c in counts) == statistics.stores
+    assert sum(c[Command.RD] + c[Command.RDA] for c in counts) == statistics.loads
+    assert sum(c[Command.WR] + c[Command.WRA] for c in counts) == statistics.stores
+    closed = sum(c[Command.RDA] + c[Command.WRA] for c in counts)
+    share = CONFIGS[name].get("auto_precharge", 0)
+    assert closed == share * 1003 if share in (0, 1) else 200 < closed < 400
 
 
 @pytest.mark.deep
@@ -475,6 +480,7 @@ def test_bad_requests_are_refused() -> None:
     [
         ({"scheduler": "fcfs"}, "scheduler"),
         ({"stall": 1.0}, "stall"),
+        ({"auto_precharge": 1.5}, "auto_precharge"),
         ({"column_slot": 2}, "column_slot"),
         ({"postpone": 9}, "postpone"),
         ({"whim": True, "pull_in": 9}, "pull_in"),
