@@ -1,16 +1,18 @@
 """A campaign: mutants of a component that its tests notice, and a test that notices none."""
 
 import ast
+import contextlib
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from amaranth import Module, Mux, Signal
 from amaranth.back import rtlil
 
-from .__main__ import BLOCKS, ROOT, SELECTOR, WIDTH, Design, Mutant, score
+from .__main__ import BLOCKS, ROOT, SELECTOR, WIDTH, Campaign, Design, Mutant, recorded, score
 from .python import changes
 
 COUNT = 12
@@ -91,6 +93,52 @@ def test_of_a_pipeline_what_no_stage_can_have_is_proven_not_to_tell(
     else:
         pipeline.flushed = 1  # the last stage is not replaced yet
     assert not pipeline.is_equivalent(equal)
+
+
+def test_a_proof_that_takes_too_long_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = Module()
+    a, z = Signal(), Signal()
+    m.d.comb += z.eq(~a & ~a)
+    netlist = rtlil.convert(m, name="both", ports=[a, z])
+    cell = re.findall(r"cell \$and (\S+)", netlist)[0]
+    where = f"-module both -cell {cell} -port A -portbit 0"
+    equal = Mutant(1, f"mutate -ctrl {SELECTOR} {WIDTH} 1 -mode const1 {where}")
+    design = Design("^both$", 1, 1, tmp_path, netlist=netlist)
+    assert design.is_equivalent(equal)
+    monkeypatch.setattr("tests.mutation.__main__.PROOF_S", 0)
+    assert not design.is_equivalent(equal)
+
+
+def test_a_campaign_that_was_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+
+    def run(_: Campaign, session: object, number: int) -> tuple[str, str]:
+        ran.append(number)
+        if ran == [1, 2, 3]:
+            raise KeyboardInterrupt
+        return ("", "") if number == 2 else ("killed", "test")
+
+    main = "tests.mutation.__main__"
+    monkeypatch.setattr(f"{main}.Campaign._run", run)
+    monkeypatch.setattr(f"{main}.Design.is_equivalent", lambda *_: True)
+    monkeypatch.setattr(f"{main}.identity", lambda: "a")
+    record = tmp_path / "record"
+    for earlier, how in enumerate([pytest.raises(KeyboardInterrupt), contextlib.nullcontext()]):
+        mutants = [Mutant(number, str(number)) for number in range(1, 5)]
+        assert recorded(record, "tests") == 2 * earlier
+        with how:
+            Campaign(Design("", 4, 1, tmp_path, mutants=mutants), record).judge(SimpleNamespace())
+    assert ran == [1, 2, 3, 3, 4]
+    assert [each.outcome for each in mutants] == ["killed", "equivalent", "killed", "killed"]
+    record.write_text(record.read_text()[:-1])  # the last line was not written whole
+    assert recorded(record, "tests") == 3
+    assert recorded(record, "other tests") == 0
+    monkeypatch.setattr(f"{main}.identity", lambda: "b")
+    assert recorded(record, "other tests") == 0
 
 
 def test_changes_of_a_function() -> None:
