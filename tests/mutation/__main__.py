@@ -253,23 +253,22 @@ class Campaign:
     Attributes
     ----------
     record : a line for each mutant with an outcome, behind one that says of which campaign.
-    limit_s : time after which a test hangs.
-    longest_s : time of the longest test of the last run.
+    limits : seconds after which a test hangs.
     """
 
     design: Design | Program
     record: Path
-    limit_s: float = math.inf
-    longest_s: float = 0.0
+    limits: dict[str, float] = field(default_factory=dict)
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.design.load()
         for _ in range(2):  # the first one builds
-            outcome, by = self._run(session, 0)
+            took: dict[str, float] = {}
+            outcome, by = self._run(session, 0, took)
             if outcome:
                 why = (self.design.folder / "failure").read_text("utf-8")
                 raise pytest.UsageError(f"without a mutant: {outcome}: {by}\n{why}")
-            self.limit_s = 20 + 10 * self.longest_s
+        self.limits = {test: 20 + 10 * seconds for test, seconds in took.items()}
         self.design.read()
         self.judge(session)
         return True
@@ -284,7 +283,7 @@ class Campaign:
                 assert earlier.command == mutant.command, "the same sources made another mutant"
                 mutant.outcome, mutant.by = earlier.outcome, earlier.by
                 continue
-            outcome, mutant.by = self._run(session, mutant.number)
+            outcome, mutant.by = self._run(session, mutant.number, {})
             if not outcome:
                 outcome = "equivalent" if self.design.is_equivalent(mutant) else "survived"
             mutant.outcome = outcome
@@ -295,8 +294,12 @@ class Campaign:
         if report.failed:
             (self.design.folder / "failure").write_text(report.longreprtext, "utf-8")
 
-    def _run(self, session: pytest.Session, number: int) -> tuple[str, str]:
-        """Outcome and the test that was last begun; no outcome if all passed."""
+    def _run(
+        self, session: pytest.Session, number: int, took: dict[str, float]
+    ) -> tuple[str, str]:
+        """Outcome and the test that was last begun; no outcome if all passed. `took`: seconds of
+        each test.
+        """
         last = self.design.folder / "test"
         last.unlink(missing_ok=True)
         since = time.monotonic()
@@ -313,15 +316,15 @@ class Campaign:
                 if session.testsfailed:
                     os._exit(1)
             os._exit(0)
-        status, began, self.longest_s = None, "", 0.0
+        status, began = None, ""
         try:
-            while status is None and time.monotonic() - since < self.limit_s:
+            while status is None and took.get(began, 0.0) < self.limits.get(began, math.inf):
                 time.sleep(0.02)
                 ended, code = os.waitpid(pid, os.WNOHANG)
                 status = code if ended else None
                 if last.exists() and (now := last.read_text("utf-8")) != began:
                     began, since = now, time.monotonic()
-                self.longest_s = max(self.longest_s, time.monotonic() - since)
+                took[began] = time.monotonic() - since
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)

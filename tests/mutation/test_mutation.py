@@ -41,7 +41,7 @@ def late(self, a: int = 3) -> bool:
         raise ValueError(f"{a + 1}")
     self.a = a * 2
     self.flush()
-    return a in ()
+    return a in zip((), strict=True)
 """
 
 
@@ -116,7 +116,7 @@ def test_a_campaign_that_was_stopped_goes_on(
 ) -> None:
     ran: list[int] = []
 
-    def run(_: Campaign, session: object, number: int) -> tuple[str, str]:
+    def run(_: Campaign, session: object, number: int, took: object) -> tuple[str, str]:
         ran.append(number)
         if ran == [1, 2, 3]:
             raise KeyboardInterrupt
