@@ -253,12 +253,13 @@ class Campaign:
     Attributes
     ----------
     record : a line for each mutant with an outcome, behind one that says of which campaign.
-    limits : seconds after which a test hangs.
+    limits : seconds after which a test hangs; that of any other is `least_s`.
     """
 
     design: Design | Program
     record: Path
     limits: dict[str, float] = field(default_factory=dict)
+    least_s: float = math.inf
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.design.load()
@@ -268,6 +269,7 @@ class Campaign:
             if outcome:
                 why = (self.design.folder / "failure").read_text("utf-8")
                 raise pytest.UsageError(f"without a mutant: {outcome}: {by}\n{why}")
+        self.least_s = 20
         self.limits = {test: 20 + 10 * seconds for test, seconds in took.items()}
         self.design.read()
         self.judge(session)
@@ -318,7 +320,7 @@ class Campaign:
             os._exit(0)
         status, began = None, ""
         try:
-            while status is None and took.get(began, 0.0) < self.limits.get(began, math.inf):
+            while status is None and took.get(began, 0.0) < self.limits.get(began, self.least_s):
                 time.sleep(0.02)
                 ended, code = os.waitpid(pid, os.WNOHANG)
                 status = code if ended else None
