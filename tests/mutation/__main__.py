@@ -63,16 +63,17 @@ memory_map
 async2sync
 dffunmap
 simplemap
-{before}{sides}miter -equiv -make_assert -flatten gold gate miter
+{sides}miter -equiv -make_assert -flatten gold gate miter
 hierarchy -top miter
 {proof} -prove-asserts -verify miter
 """
 IN_ANY_STATE = {
-    "before": "opt -noff -full\nsplitnets\nexpose -evert-dff\nopt_clean\n",
+    "cut": "opt -noff -full\nwreduce\nopt -noff -full\nsplitnets\nselect -set read o:* %ci*\ndelete c:* @read %d\n"
+    "opt_clean\nexpose -dff -evert-dff\nopt_clean\n",
     "proof": f"opt -noff -full\nsat -timeout {SOLVER_S} -tempinduct -seq 1 -maxsteps 3",
 }
 ONCE_FLUSHED = {
-    "before": "setattr -unset init\nopt -full\n",
+    "cut": "setattr -unset init\nopt -full\n",
     "proof": f"opt -full\nopt_merge -share_all\nopt -full\nsat -timeout {SOLVER_S}"
     " -seq {through} -prove-skip {cycles}",
 }
@@ -176,7 +177,7 @@ class Design:
         a pipeline, no output of the unit that it is in, once all in it has been replaced.
 
         For the first, registers and memories are cut: their contents become inputs, and what is
-        written outputs. The second proves that no value which a stage can have tells.
+        written outputs; those that no output reads, through others, are left out. The second proves that no value which a stage can have tells.
         """
         module = mutant.options["module"]
         unit = ".".join(module.split(".")[: 1 if self.running else 2])
@@ -186,17 +187,17 @@ class Design:
         stalls = "procmux" in mutant.options["cell"] or mutant.options["port"] == "CLK"
         if self.running and (stalls or "/hw/nearstep_hw/fp/" not in mutant.command):
             cycles = 0  # it may be in what makes the stages wait
-        return self._proven(mutant, module, IN_ANY_STATE) or (
-            cycles > 0 and self._proven(mutant, unit, {**ONCE_FLUSHED, "proof": proof})
+        return self._proven(mutant, module, **IN_ANY_STATE) or (
+            cycles > 0 and self._proven(mutant, unit, ONCE_FLUSHED["cut"], proof)
         )
 
-    def _proven(self, mutant: Mutant, module: str, how: Mapping[str, str]) -> bool:
+    def _proven(self, mutant: Mutant, module: str, cut: str, proof: str) -> bool:
         sides = "".join(
             f"copy \\{module} {side}\ndelete -port {side}/w:{SELECTOR}\n"
-            f"cd {side}\nconnect -set {SELECTOR} {WIDTH}'d{number}\ncd ..\n"
+            f"cd {side}\nconnect -set {SELECTOR} {WIDTH}'d{number}\n{cut}cd ..\n"
             for side, number in (("gold", 0), ("gate", mutant.number))
         )
-        script = EQUAL.format(ready=READY, mutant=mutant, module=module, sides=sides, **how)
+        script = EQUAL.format(ready=READY, mutant=mutant, module=module, sides=sides, proof=proof)
         try:
             yosys(self.netlist, script, limit_s=PROOF_S)
         except (RuntimeError, subprocess.TimeoutExpired):  # it differs, was not decided in time, or has a register that is left

@@ -95,6 +95,20 @@ def test_of_a_pipeline_what_no_stage_can_have_is_proven_not_to_tell(
     assert not pipeline.is_equivalent(equal)
 
 
+def test_what_no_output_reads_does_not_tell(tmp_path: Path) -> None:
+    m = Module()
+    a, z, count = Signal(3), Signal(2), Signal(3)
+    m.d.sync += count.eq(a)
+    m.d.comb += z.eq(count - 1)
+    netlist = rtlil.convert(m, name="counts", ports=[a, z])
+    (cell,) = re.findall(r"cell \$dff (\S+)", netlist)
+    design = Design("^counts$", 2, 1, tmp_path, netlist=netlist)
+    command = f"mutate -ctrl {SELECTOR} {WIDTH} 1 -mode inv -module counts -cell {cell} -port D"
+    unread, read = (Mutant(1, f"{command} -portbit {bit}") for bit in (2, 1))
+    assert design.is_equivalent(unread)
+    assert not design.is_equivalent(read)
+
+
 def test_a_proof_that_takes_too_long_proves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
