@@ -67,16 +67,23 @@ simplemap
 hierarchy -top miter
 {proof} -prove-asserts -verify miter
 """
-IN_ANY_STATE = {
-    "cut": "opt -noff -full\nwreduce\nopt -noff -full\nsplitnets\nselect -set read o:* %ci*\ndelete c:* @read %d\n"
-    "opt_clean\nexpose -dff -evert-dff\nopt_clean\n",
-    "proof": f"opt -noff -full\nsat -timeout {SOLVER_S} -tempinduct -seq 1 -maxsteps 3",
-}
-ONCE_FLUSHED = {
-    "cut": "setattr -unset init\nopt -full\n",
-    "proof": f"opt -full\nopt_merge -share_all\nopt -full\nsat -timeout {SOLVER_S}"
+CUT = """
+opt -noff -full
+wreduce
+opt -noff -full
+splitnets
+select -set read o:* %ci*
+delete c:* @read %d
+opt_clean
+expose -dff -evert-dff
+opt_clean
+"""
+IN_ANY_STATE = CUT, f"opt -noff -full\nsat -timeout {SOLVER_S} -tempinduct -seq 1 -maxsteps 3"
+ONCE_FLUSHED = (
+    "setattr -unset init\nopt -full\n",
+    f"opt -full\nopt_merge -share_all\nopt -full\nsat -timeout {SOLVER_S}"
     " -seq {through} -prove-skip {cycles}",
-}
+)
 RAW = argparse.RawDescriptionHelpFormatter
 NETLIST = "netlist.il"
 CHOSEN = "mutants.ys"
@@ -173,23 +180,27 @@ class Design:
         os.environ[MUTANT] = str(number)
 
     def is_equivalent(self, mutant: Mutant) -> bool:
-        """Whether no output and no next state of the mutant's module differs, in any state; or, of
-        a pipeline, no output of the unit that it is in, once all in it has been replaced.
+        """Whether no output and no next state of the mutant's module, or of the unit that it is in,
+        differs, in any state; or, of a pipeline, no output of the unit once all in it has been
+        replaced.
 
         For the first, registers and memories are cut: their contents become inputs, and what is
-        written outputs; those that no output reads, through others, are left out. The second proves that no value which a stage can have tells.
+        written outputs; those that no output reads, through others, are left out. The second
+        proves that no value which a stage can have tells.
         """
         module = mutant.options["module"]
-        unit = ".".join(module.split(".")[: 1 if self.running else 2])
+        unit = ".".join(module.split(".")[:2])
+        tries = [(each, *IN_ANY_STATE) for each in dict.fromkeys((module, unit))]
         cycles = self.flushed
-        proof = ONCE_FLUSHED["proof"].format(cycles=cycles, through=cycles + 1)
+        proof = ONCE_FLUSHED[1].format(cycles=cycles, through=cycles + 1)
         proof += "".join(f" -set in_{each} 1" for each in self.running)
         stalls = "procmux" in mutant.options["cell"] or mutant.options["port"] == "CLK"
         if self.running and (stalls or "/hw/nearstep_hw/fp/" not in mutant.command):
             cycles = 0  # it may be in what makes the stages wait
-        return self._proven(mutant, module, **IN_ANY_STATE) or (
-            cycles > 0 and self._proven(mutant, unit, ONCE_FLUSHED["cut"], proof)
-        )
+        if cycles:
+            whole = unit.split(".")[0] if self.running else unit
+            tries.append((whole, ONCE_FLUSHED[0], proof))
+        return any(self._proven(mutant, *each) for each in tries)
 
     def _proven(self, mutant: Mutant, module: str, cut: str, proof: str) -> bool:
         sides = "".join(
@@ -200,8 +211,8 @@ class Design:
         script = EQUAL.format(ready=READY, mutant=mutant, module=module, sides=sides, proof=proof)
         try:
             yosys(self.netlist, script, limit_s=PROOF_S)
-        except (RuntimeError, subprocess.TimeoutExpired):  # it differs, was not decided in time, or has a register that is left
-            return False
+        except (RuntimeError, subprocess.TimeoutExpired):
+            return False  # it differs, was not decided in time, or has a register that is left
         return True
 
 
