@@ -205,7 +205,7 @@ class Design:
     def _proven(self, mutant: Mutant, module: str, cut: str, proof: str) -> bool:
         sides = "".join(
             f"copy \\{module} {side}\ndelete -port {side}/w:{SELECTOR}\n"
-            f"cd {side}\nconnect -set {SELECTOR} {WIDTH}'d{number}\n{cut}cd ..\n"
+            f"cd {side}\nconnect -nounset -set {SELECTOR} {WIDTH}'d{number}\n{cut}cd ..\n"
             for side, number in (("gold", 0), ("gate", mutant.number))
         )
         script = EQUAL.format(ready=READY, mutant=mutant, module=module, sides=sides, proof=proof)

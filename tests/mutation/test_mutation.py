@@ -95,15 +95,21 @@ def test_of_a_pipeline_what_no_stage_can_have_is_proven_not_to_tell(
     assert not pipeline.is_equivalent(equal)
 
 
-def test_what_no_output_reads_does_not_tell(tmp_path: Path) -> None:
-    m = Module()
+@pytest.mark.parametrize("levels", [0, 1, 2])
+def test_what_no_output_reads_does_not_tell(levels: int, tmp_path: Path) -> None:
+    inner = Module()
     a, z, count = Signal(3), Signal(2), Signal(3)
-    m.d.sync += count.eq(a)
-    m.d.comb += z.eq(count - 1)
+    inner.d.sync += count.eq(a)
+    inner.d.comb += z.eq(count - 1)
+    m = inner
+    for level in range(levels):
+        m, within = Module(), m
+        m.submodules[f"at{level}"] = within
     netlist = rtlil.convert(m, name="counts", ports=[a, z])
     (cell,) = re.findall(r"cell \$dff (\S+)", netlist)
-    design = Design("^counts$", 2, 1, tmp_path, netlist=netlist)
-    command = f"mutate -ctrl {SELECTOR} {WIDTH} 1 -mode inv -module counts -cell {cell} -port D"
+    name = re.findall(r"^module \\(\S+)", netlist, flags=re.MULTILINE)[-1]
+    design = Design("^counts", 2, 1, tmp_path, netlist=netlist)
+    command = f"mutate -ctrl {SELECTOR} {WIDTH} 1 -mode inv -module {name} -cell {cell} -port D"
     unread, read = (Mutant(1, f"{command} -portbit {bit}") for bit in (2, 1))
     assert design.is_equivalent(unread)
     assert not design.is_equivalent(read)
