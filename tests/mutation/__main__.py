@@ -307,8 +307,9 @@ class Campaign:
             (self.design.folder / "failure").write_text(report.longreprtext, "utf-8")
 
     def _run(self, session: pytest.Session, number: int, took: dict[str, float]) -> tuple[str, str]:
-        """Outcome and the test that was last begun; no outcome if all passed. `took`: seconds of
-        each test.
+        """Outcome and the test that was last begun; no outcome if all passed.
+
+        `took` gets the seconds of each test.
         """
         last = self.design.folder / "test"
         last.unlink(missing_ok=True)
