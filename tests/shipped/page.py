@@ -194,9 +194,9 @@ def _mutants() -> Iterator[str]:
     yield (
         "A mutant changes a bit of a cell of a block, or an operator, constant, condition or "
         "statement of Python. *Killed*: a test of the block fails (or does not end). *Equivalent*: "
-        "a solver proves that outputs and next states of its module are the same, or outputs of a "
-        "pipeline once it was flushed; of Python nothing is proven. *Measured* by the command of "
-        "the row behind "
+        "a solver proves that outputs, and next states that an output reads, of its module or of "
+        "the unit around it are the same, or outputs of a pipeline once it was flushed; of Python "
+        "nothing is proven. *Measured* by the command of the row behind "
         "`.venv/bin/python -m tests.mutation`, with the tests of "
         "[`blocks.toml`](../tests/mutation/blocks.toml); [survivors](#survivors) are those of "
         "[`results.json`](../tests/mutation/results.json). "

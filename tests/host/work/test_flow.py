@@ -364,5 +364,6 @@ def test_a_picture_shows_what_is_short_and_says_how_long_it_is(tmp_path: Path):
     picture(execute(graph), file)
     drawn = file.read_text()
     assert "<!-- 0.001 s, modelled -->" in drawn
+    assert "<!-- time, modelled -->" in drawn
     colours = re.findall(r'style="fill: (#\w+); stroke: (#\w+); stroke-width: 0.5"/>', drawn)
     assert colours == [("#1f77b4", "#ffffff"), ("#ff7f0e", "#ff7f0e")]

@@ -58,12 +58,16 @@ def test_what_waits_for_it_starts_at_its_end():
 
 def test_an_error_is_that_of_its_operation_and_the_others_have_ended():
     bad, other = Job(), Job()
+
+    def begin() -> Job:  # both are under way
+        threading.Timer(0.01, bad.end_part, [DeviceError("no power")]).start()
+        threading.Timer(0.03, other.end_part, [None]).start()
+        return other
+
     graph = Graph()
     graph.add("bad", "a", action=lambda: bad)
-    graph.add("other", "b", action=lambda: other)
+    graph.add("other", "b", action=begin)
     last = graph.add("never", "a", action=lambda: pytest.fail("was started"))
-    threading.Timer(0.01, bad.end_part, [DeviceError("no power")]).start()
-    threading.Timer(0.03, other.end_part, [None]).start()
     with pytest.raises(WorkError) as caught:
         execute(graph)
     assert list(caught.value.failed) == ["0: bad"]
