@@ -206,6 +206,7 @@ OTHERS = {
     "block_bytes": 1024,
     "chunk_bytes": 1024,
     "depth": 9,
+    "exact": ("fp32",),
     "flags": False,
     "functional_units": 2,
     "gradient_formats": ("fp32", "bf16"),
