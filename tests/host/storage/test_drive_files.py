@@ -265,6 +265,13 @@ def test_a_drive_may_be_made_anew_on_request_alone(tmp_path) -> None:
         assert store.generation == 1
 
 
+def test_a_new_drives_size_and_name_are_flushed(tmp_path) -> None:
+    flushed = []
+    with mock.patch.object(os, "fsync", lambda fd: flushed.append(os.fstat(fd).st_ino)):
+        create_file(path := tmp_path / "drive", SIZE)
+    assert flushed == [path.stat().st_ino, tmp_path.stat().st_ino]
+
+
 def test_a_drive_that_does_not_fit_is_not_made(tmp_path) -> None:
     path = tmp_path / "drive"
     with pytest.raises((DriveFullError, DriveAccessError)) as caught:

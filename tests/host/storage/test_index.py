@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from nearstep.storage.extents import Table, Tensor
+from nearstep.storage.extents import Run, Table, Tensor
 from nearstep.storage.index import MAGIC, PREFIX, IndexFormatError, pack_index, unpack_index
-from nearstep.storage.superblock import FIRST_FREE
+from nearstep.storage.superblock import FIRST_FREE, MOST_RUNS, Superblock, unpack
 
 
 def packed(change: Callable[[dict[str, Any]], None] = lambda head: None) -> bytes:
@@ -49,3 +50,11 @@ def test_what_was_packed_is_unpacked() -> None:
 def test_other_bytes_are_refused(data: bytes, expected: str) -> None:
     with pytest.raises(IndexFormatError, match=expected):
         unpack_index(data, 3, [FIRST_FREE + 9], [])
+
+
+def test_a_superblock_holds_as_many_runs_as_fit_in_a_block() -> None:
+    set_id = uuid.UUID(int=5)
+    for count in (1, MOST_RUNS):
+        runs = [Run(each % 2, FIRST_FREE + each, 1) for each in range(count)]
+        superblock = Superblock(set_id, 9, 10, 11, runs)
+        assert unpack(superblock.pack(), set_id) == superblock

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from nearstep.storage.drive_errors import (
     StorageError,
     UnknownTensorError,
 )
+from nearstep.storage.in_flight import InFlight
 from nearstep.storage.store import Store
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import execute
@@ -461,6 +463,19 @@ def test_transfers_are_operations_of_a_graph() -> None:
         execute(graph)
 
 
+def test_a_transfer_waits_for_those_of_the_same_blocks_alone() -> None:
+    transfers = [mock.Mock(ended=False) for _ in range(4)]
+    in_flight = InFlight()
+    blocks = [("p", 0, 2, True), ("p", 4, 6, True), ("p", 2, 4, False), ("q", 2, 4, True)]
+    for (name, first, last, writes), transfer in zip(blocks, transfers, strict=True):
+        in_flight.add(name, first, last, transfer, writes=writes)
+    for writes, expected in ((False, [0, 0, 0, 0]), (True, [0, 0, 1, 0])):
+        in_flight.join("p", 2, 4, writes=writes)
+        assert [each.join.call_count for each in transfers] == expected
+    in_flight.join("p", 1, 5, writes=False)
+    assert [each.join.call_count for each in transfers] == [1, 1, 1, 0]
+
+
 def test_bad_arguments_are_refused_before_anything_is_touched(rng) -> None:
     store = new()
     store.add("p", 100)
@@ -487,12 +502,13 @@ def test_bad_arguments_are_refused_before_anything_is_touched(rng) -> None:
         (ArgumentError, lambda: store.commit({"loss": float("nan")})),
         (ArgumentError, lambda: store.commit([1])),
         (NoGenerationError, lambda: store.at(9)),
+        (ArgumentError, lambda: Store.open([each.blocks for each in store.drives], owner="")),
     ]
     for expected, action in bad:
         with pytest.raises(expected):
             action()
     assert images_of(store) == journal
-    assert len(bad) == 20
+    assert len(bad) == 21
 
 
 def test_a_store_that_is_closed_or_read_only_says_so() -> None:
