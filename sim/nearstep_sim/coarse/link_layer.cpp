@@ -74,10 +74,10 @@ std::uint32_t crc32(std::uint32_t crc, const Phit& phit, int bits = 128) {
     return crc;
 }
 
-// Inverts a bit of one entry, or of the group in its header, and recomputes the CRC.
+// Changes one entry or its header as `forge` in link_layer.py says, and recomputes the CRC.
 struct Forger {
     std::uint64_t wait = 0;  // entries until then, counted from 1; 0: never
-    bool group = false;
+    int what = 0;            // the payload, the group, or the group that is told of
     bool active = false;
     bool first = false;
     std::uint32_t crc = 0;
@@ -87,8 +87,9 @@ struct Forger {
             active = (phit.data[0] & 7) == 2 && wait && --wait == 0;
             first = true;
             crc = ~0u;
-            if (active && group) {
-                phit.data[0] ^= 1 << 7;
+            if (active && what) {
+                if (what == 1) phit.data[0] ^= 1 << 7;
+                else phit.data[0] = (phit.data[0] | 1u << 30) & ~(0x7FFull << 37);  // accepts none
                 close(phit, crc32(crc, phit, 96));
                 active = false;
             }
@@ -347,9 +348,9 @@ void link_bench_fault(Bench* bench, int device, int port, const FrameFault* faul
 void link_bench_statistics(Bench* bench, int device, int port, Statistics* statistics) {
     *statistics = bench->links[device][port].statistics();
 }
-void link_bench_forge(Bench* bench, std::uint64_t nth, int group) {
+void link_bench_forge(Bench* bench, std::uint64_t nth, int what) {
     bench->forger.wait = nth;
-    bench->forger.group = group;
+    bench->forger.what = what;
 }
 void link_bench_send(Bench* bench, int device, int group, std::uint64_t entries) {
     bench->sources[device][group].count += entries;

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal, get_args
 
 from nearstep_hw.verilog import to_verilog
 from nearstep_sim.coverage.points import DAMAGES, SEEN, folder_of_points, hit, saw_faults
@@ -28,6 +29,9 @@ from nearstep_spec.coarse.registers import LINK_COUNTERS
 
 DEVICES = 2
 SOURCE = Path(__file__).with_name("link_layer.cpp")
+
+Forged = Literal["payload", "group", "told"]
+"""What `LinkBench.forge` changes in a frame."""
 
 
 _Config = structure("coarse/link_layer.cpp", "Config")
@@ -183,10 +187,13 @@ class LinkBench:
         end = (fault.direction, port if fault.direction == 0 else 1 - port)
         self._library.link_bench_fault(self._bench, *end, ctypes.byref(mirror))
 
-    def forge(self, nth: int, *, group: bool = False) -> None:
-        """Change the `nth` entry frame (from 1) to device 1, its payload or its group, and its
-        CRC."""
-        self._library.link_bench_forge(self._bench, nth, group)
+    def forge(self, nth: int, what: Forged = "payload") -> None:
+        """Change the `nth` entry frame (from 1) to device 1, and its CRC.
+
+        The payload and the group change by a bit; the group that the header tells of gets a number
+        above 1, and its list of accepted entries is empty.
+        """
+        self._library.link_bench_forge(self._bench, nth, get_args(Forged).index(what))
 
     def send(self, entries: int, *, device: int | None = None, group: int | None = None) -> None:
         """Queue entries for each device and group, or for the given ones."""

@@ -512,7 +512,16 @@ def test_a_forged_entry_trips_the_check(nth):
 @pytest.mark.parametrize("nth", [1, 5])
 def test_an_entry_for_a_group_that_receives_on_another_port_is_a_bad_frame(nth):
     bench = LinkBench(SMALL[2], seed=1, ports=2)
-    bench.forge(nth, group=True)
+    bench.forge(nth, "group")
     deliver(bench, 20)
     assert check(bench, 20) > 20
     assert [total(bench)[name] for name in ("bad_frames", "replays")] == [1, 1]
+
+
+def test_a_report_of_a_group_that_does_not_exist_is_of_none():
+    for nth in range(1, 41):
+        bench = LinkBench(SMALL[2], seed=1, options=LinkOptions(latency=20))
+        bench.forge(nth, "told")
+        deliver(bench, 20)
+        assert check(bench, 20) > 20
+        assert {name: total(bench)[name] for name in BAD} == dict.fromkeys(BAD, 0), nth
