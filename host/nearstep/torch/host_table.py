@@ -196,9 +196,8 @@ class HostTable(StateTable):
             updates += self._updates(owner, group, index, only, fresh)
         keep, seed = partial(owner.state.update, fresh), self.settings.rounding_seed
         again = self._second(updates) if self.rule.has_two_runs else ()
-        self._home.update(updates, scaling.scale, keep, seed, again)
+        self.traffic.elements += self._home.update(updates, scaling.scale, keep, seed, again)
         self.traffic.steps += ends
-        self.traffic.elements += sum(sum(map(Tensor.numel, each.parameters)) for each in updates)
         return True
 
     def _second(self, updates: Iterable[HostUpdate]) -> list[SecondUpdate]:
@@ -250,9 +249,10 @@ class HostTable(StateTable):
     ) -> list[HostUpdate]:
         """Updates of a group; `fresh` gets states that are new."""
         given = group["params"]
-        times = Counter(map(id, given))  # a parameter may be in its group twice
         places: Iterable[int] = range(len(given))
-        if len(times) < len(given):
+        times = None  # a parameter may be in its group twice
+        if len(set(map(id, given))) < len(given):
+            times = Counter(map(id, given))
             places = sorted({id(p): at for at, p in reversed([*enumerate(given)])}.values())
         found = [*map(_GRAD, given)]
         positions = [at for at in places if found[at] is not None]
@@ -262,15 +262,19 @@ class HostTable(StateTable):
             return []
         parameters: list[Tensor] = [given[at] for at in positions]
         gradients: list[Tensor] = [found[at] for at in positions]
-        self.check_group(group)
-        self.place(owner, group, parameters)
+        self.rule.check(group)
+        try:
+            indices = [*map(self._indices.__getitem__, parameters)]
+        except KeyError:  # not all have a number yet
+            self.place(owner, group, parameters)
+            indices = [*map(self._indices.__getitem__, parameters)]
         extra = self.rule.definition.extra[self.rule.form(group).rule.name]
         saved = [*map(owner.state.get, parameters)]
         states = [s or self._first(group, p) for s, p in zip(saved, parameters, strict=True)]
-        repeated = [*map(times.__getitem__, map(id, parameters))]
+        repeated = [1 if times is None else times[id(p)] for p in parameters]
         counts = self._counts(states)
         phases: list[Phase | int] = [*map(operator.add, counts, repeated)]
-        for index, count in enumerate(counts):
+        for index, count in enumerate(counts) if extra or min(counts) < 0 else ():
             if count < 0 or extra:
                 name, p = label(group, number, positions[index]), parameters[index]
                 phases[index], states[index] = self._began(
@@ -281,12 +285,14 @@ class HostTable(StateTable):
         keys, end = zip(phases, map(_DTYPE, parameters), map(_DTYPE, gradients), strict=True), 0
         for key, alike_ones in groupby(keys):
             begin, end = end, end + sum(1 for _ in alike_ones)
-            chosen[key] += chain.from_iterable(map(repeat, range(begin, end), repeated[begin:end]))
-        fresh.update(
-            (p, state)
-            for p, state, old in zip(parameters, states, saved, strict=True)
-            if state is not old and state
-        )
+            again = map(repeat, range(begin, end), repeated[begin:end])
+            chosen[key] += range(begin, end) if times is None else chain.from_iterable(again)
+        if any(map(operator.is_not, states, saved)):
+            fresh.update(
+                (p, state)
+                for p, state, old in zip(parameters, states, saved, strict=True)
+                if state is not old and state
+            )
         updates = []
         for (phase, dtype, other), taken in chosen.items():
             at = positions[taken[0]]
@@ -301,7 +307,7 @@ class HostTable(StateTable):
                     bool(group.get("maximize")),
                     self._columns(arguments.form, dtype, other),
                     [*map(positions.__getitem__, taken)],
-                    [self._indices[parameters[i]] for i in taken],
+                    [*map(indices.__getitem__, taken)],
                     [*map(parameters.__getitem__, taken)],
                     [*map(gradients.__getitem__, taken)],
                     [*map(states.__getitem__, taken)],

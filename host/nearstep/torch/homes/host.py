@@ -188,7 +188,7 @@ class HostHome:
         keep: Callable[[], object] = int,
         seed: int = 0,
         again: Sequence[SecondUpdate] = (),
-    ) -> None:
+    ) -> int:
         """Make a step, and add 1 to the step counts; all is checked before anything changes.
 
         A step that is interrupted by Ctrl-C is made all the same, or not at all.
@@ -200,6 +200,10 @@ class HostHome:
         keep : called when all has been checked, perhaps twice: keeps the states.
         seed : of random bits.
         again : updates in order, after all others.
+
+        Returns
+        -------
+        int : elements of `updates`.
 
         Raises
         ------
@@ -221,6 +225,8 @@ class HostHome:
             one = torch.ones((), device="cpu")
             changes.append(once(partial(torch._foreach_add_, counts, one, alpha=1)))
         _make([*changes, *late])
+        alone = (each.parameters[0].numel() for run in runs for each in run.alone)
+        return sum(int(run.blocks[:, 0].sum()) for run in runs) + sum(alone)
 
     def _changes_of(
         self, run: _Run, divided: Mapping[int, Tensor], scale: float, seed: int
