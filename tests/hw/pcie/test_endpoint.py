@@ -47,7 +47,6 @@ def bench(
     return result
 
 
-MODES = ("free", "source", "sink", "both")
 COUNTS = {
     "cocotb_endpoint": 14,
     "cocotb_endpoint_errors": 16,
@@ -62,20 +61,29 @@ ANY = ("any_length_and_alignment/mode=both", "any_byte_enables/mode=both",
        "completions_are_as_large_as_the_host_allows/max_payload=256",
        "a_peer_reads_and_writes/mode=both")  # fmt: skip
 
+SHAPES = [
+    {"width": 64, "data_width": 64},
+    {"width": 64, "vectors": 1},
+    {"width": 128, "data_width": 256},
+    {"width": 256, "vectors": 40},
+    {"width": 512, "data_width": 512},
+    {"width": 512, "data_width": 1024},
+    {"width": 64, "crossed": True},
+    {"width": 128, "crossed": True},
+    {"width": 256, "crossed": True},
+    {"width": 512, "crossed": True},
+]
+EVERY = [SHAPES[0], SHAPES[3], SHAPES[5], SHAPES[7]]
+"""Shapes that all modules test but that of rates with a clock of the card, 200 MHz, which is slower
+than the link: the narrowest and the widest, many vectors, and a clock of the link's own."""
 
-@pytest.mark.deep
-def test_gen3_x4_while_both_sides_stall():
-    assert len(bench("cocotb_endpoint", testcase=",".join(ANY)).tests) == len(ANY)
-
-
-ORDER = ("nothing_passes_a_write_that_is_not_answered",
-         "writes_pass_reads_that_cannot_be_answered",
-         "a_start_finds_the_data_of_a_peer/mode=both")  # fmt: skip
-
-
-@pytest.mark.deep
-def test_gen3_x4_keeps_the_order_of_accesses():
-    assert len(bench("cocotb_endpoint_order", testcase=",".join(ORDER)).tests) == len(ORDER)
+OTHERS = [
+    pytest.param(module, shape, id="-".join(map(str, (module, *shape.values()))))
+    for module in COUNTS
+    for shape in SHAPES
+    if module == "cocotb_endpoint"
+    or (not shape.get("crossed") if module == "cocotb_endpoint_rate" else shape in EVERY)
+]
 
 
 @pytest.mark.deep
@@ -85,44 +93,12 @@ def test_gen3_x4(module):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("width", [64, 256, 512])
-def test_other_widths(width):
-    cases = ",".join(f"any_length_and_alignment/mode={mode}" for mode in MODES)
-    tests = bench("cocotb_endpoint", testcase=cases, width=width).tests
-    assert len(tests) == len(MODES)
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("module", ["cocotb_endpoint_order", "cocotb_endpoint_msix"])
-def test_a_clock_of_its_own(module):
-    assert len(bench(module, crossed=True).tests) == COUNTS[module]
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("module", COUNTS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"width": 64, "data_width": 64},
-        {"width": 64, "vectors": 1},
-        {"width": 128, "data_width": 256},
-        {"width": 256, "vectors": 40},
-        {"width": 512, "data_width": 512},
-        {"width": 512, "data_width": 1024},
-        {"width": 64, "crossed": True},
-        {"width": 128, "crossed": True},
-        {"width": 256, "crossed": True},
-        {"width": 512, "crossed": True},
-    ],
-    ids=lambda options: "-".join(str(value) for value in options.values()),
-)
-def test_other_shapes(module, options):
-    if module == "cocotb_endpoint_rate" and options.get("crossed"):
-        pytest.skip("a card clock of 200 MHz is slower than the link")
-    if module == "cocotb_endpoint" and options.get("crossed"):  # the same shapes, in another clock
-        assert len(bench(module, seed=2, testcase=",".join(ANY), **options).tests) == len(ANY)
-        return
-    assert len(bench(module, seed=2, **options).tests) == COUNTS[module]
+@pytest.mark.parametrize(("module", "shape"), OTHERS)
+def test_other_shapes(module, shape):
+    if module == "cocotb_endpoint":  # all of its benches would take ten times as long
+        assert len(bench(module, seed=2, testcase=",".join(ANY), **shape).tests) == len(ANY)
+    else:
+        assert len(bench(module, seed=2, **shape).tests) == COUNTS[module]
 
 
 @pytest.mark.deep

@@ -10,7 +10,7 @@ from nearstep_hw.verilog import to_verilog
 from nearstep_sim.bench.cocotb_runner import BenchResult, run_cocotb
 from nearstep_sim.verilate.build import verilog_of
 
-from .test_endpoint import COUNTS
+from .test_endpoint import ANY, COUNTS
 from .test_endpoint import bench as endpoint_bench
 
 pytestmark = pytest.mark.cocotb
@@ -65,5 +65,7 @@ def test_the_adapter_in_every_form(seed):
 @pytest.mark.parametrize("crossed", [False, True], ids=["one_clock", "crossed"])
 @pytest.mark.parametrize("module", [name for name in COUNTS if name != "cocotb_endpoint_rate"])
 def test_the_endpoint_behind_the_adapter(module, crossed):
-    result = endpoint_bench(module, series7=True, crossed=crossed)
-    assert len(result.tests) == COUNTS[module]
+    some = module == "cocotb_endpoint" and not crossed  # the shipped card has two clocks
+    case, count = (",".join(ANY), len(ANY)) if some else (None, COUNTS[module])
+    result = endpoint_bench(module, testcase=case, series7=True, crossed=crossed)
+    assert len(result.tests) == count
