@@ -31,7 +31,7 @@ CASES = {
 QUICK = {"cards": 8, "host": 6, "moving-bf16": 6, "residual": 5, "large": 6}
 """Episodes."""
 
-DEEP = 1_000 // len(CASES) + 1
+DEEP = 3_000 // len(CASES) + 1
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_some_random_programs(name: str, tmp_path: Path, point: FaultPoint) -> N
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CASES)
-def test_a_thousand_random_programs(name: str, tmp_path: Path, point: FaultPoint) -> None:
+def test_three_thousand_random_programs(name: str, tmp_path: Path, point: FaultPoint) -> None:
     campaign(name, DEEP, 4300, tmp_path, point)
 
 
