@@ -77,7 +77,7 @@ std::uint32_t crc32(std::uint32_t crc, const Phit& phit, int bits = 128) {
 // Changes one entry or its header as `forge` in link_layer.py says, and recomputes the CRC.
 struct Forger {
     std::uint64_t wait = 0;  // entries until then, counted from 1; 0: never
-    int what = 0;            // the payload, the group, or the group that is told of
+    int what = 0;            // 0: the payload, 1: the group, 2: the report
     bool active = false;
     bool first = false;
     std::uint32_t crc = 0;

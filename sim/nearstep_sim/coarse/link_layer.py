@@ -30,7 +30,7 @@ from nearstep_spec.coarse.registers import LINK_COUNTERS
 DEVICES = 2
 SOURCE = Path(__file__).with_name("link_layer.cpp")
 
-Forged = Literal["payload", "group", "told"]
+Forged = Literal["payload", "group", "report"]
 """What `LinkBench.forge` changes in a frame."""
 
 
@@ -190,8 +190,8 @@ class LinkBench:
     def forge(self, nth: int, what: Forged = "payload") -> None:
         """Change the `nth` entry frame (from 1) to device 1, and its CRC.
 
-        The payload and the group change by a bit; the group that the header tells of gets a number
-        above 1, and its list of accepted entries is empty.
+        The payload and the group change by a bit; the report becomes one of a group above 1,
+        without accepted entries.
         """
         self._library.link_bench_forge(self._bench, nth, get_args(Forged).index(what))
 

@@ -521,7 +521,7 @@ def test_an_entry_for_a_group_that_receives_on_another_port_is_a_bad_frame(nth):
 def test_a_report_of_a_group_that_does_not_exist_is_of_none():
     for nth in range(1, 41):
         bench = LinkBench(SMALL[2], seed=1, options=LinkOptions(latency=20))
-        bench.forge(nth, "told")
+        bench.forge(nth, "report")
         deliver(bench, 20)
         assert check(bench, 20) > 20
         assert {name: total(bench)[name] for name in BAD} == dict.fromkeys(BAD, 0), nth

@@ -65,7 +65,7 @@ def test_the_adapter_in_every_form(seed):
 @pytest.mark.parametrize("crossed", [False, True], ids=["one_clock", "crossed"])
 @pytest.mark.parametrize("module", [name for name in COUNTS if name != "cocotb_endpoint_rate"])
 def test_the_endpoint_behind_the_adapter(module, crossed):
-    some = module == "cocotb_endpoint" and not crossed  # the shipped card has two clocks
+    some = module == "cocotb_endpoint" and not crossed  # NiteFury has two clocks
     case, count = (",".join(ANY), len(ANY)) if some else (None, COUNTS[module])
     result = endpoint_bench(module, testcase=case, series7=True, crossed=crossed)
     assert len(result.tests) == count
