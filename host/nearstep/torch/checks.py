@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 from torch.nn.parameter import Parameter, is_lazy
 
 from nearstep.torch.convert import FORMATS
@@ -55,6 +56,38 @@ def are_plain(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
         and all(map(_IS_CPU, tensors))
         and all(map(Tensor.is_contiguous, tensors))
     )
+
+
+class KnownTensors:
+    """Tensors that passed a check, which others like them need not pass again.
+
+    Tensors are alike if types, dtypes, layouts, devices, shapes, strides, negation and
+    `requires_grad` are equal, which `torch.compile`'s guards compare in one call: a seventh of the
+    time of `are_plain`.
+    """
+
+    MOST = 256
+
+    def __init__(self) -> None:
+        self._guards: dict[Hashable, TensorGuards] = {}
+
+    def __reduce__(self) -> tuple[type[KnownTensors], tuple[()]]:
+        return KnownTensors, ()  # a copy knows none
+
+    def passed(self, key: Hashable, tensors: Sequence[Any], check: Callable[[], bool]) -> bool:
+        """Whether `tensors` are like the last as many that passed with `key`, or pass `check`."""
+        known = key, len(tensors)
+        guard = self._guards.get(known)
+        if guard is not None and guard.check(*tensors):
+            return True
+        if not check():
+            return False
+        if len(self._guards) >= self.MOST:
+            self._guards.clear()
+        self._guards[known] = TensorGuards(
+            *tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None
+        )
+        return True
 
 
 def check_parameter(name: str, parameter: Tensor) -> None:

@@ -18,7 +18,7 @@ from nearstep.device import open_processor
 from nearstep.errors import ArgumentError
 from nearstep.placement import LINE_ELEMENTS, padded
 from nearstep.torch import convert
-from nearstep.torch.checks import check_gradient, label
+from nearstep.torch.checks import KnownTensors, check_gradient, label
 from nearstep.torch.dtensor import alike, local, redistributed
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.flat_bucket import is_count
@@ -72,6 +72,7 @@ class HostTable(StateTable):
         self._source = home
         self._home = home(layout) if callable(home) else HostHome(layout, open_processor(home))
         self._processor = self._home.processor
+        self._known = KnownTensors()
         self._indices: dict[Tensor, int] = {}
         self._elements = 0  # of all that have an index
 
@@ -338,7 +339,7 @@ class HostTable(StateTable):
     def _counts(self, states: Sequence[Mapping[str, Any]]) -> list[int]:
         """Step counts of states; -1 of one that has to be looked at by itself."""
         steps: list[Any] = [state.get("step") for state in states] if self.layout.counts else []
-        if not steps or not all(map(is_count, steps)):
+        if not steps or not self._known.passed("step", steps, lambda: all(map(is_count, steps))):
             return [-1] * len(states)
         found = np.array([*map(Tensor.item, steps)])
         whole = (found >= 0) & (found < EXACT_STEPS) & (found == np.trunc(found))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from nearstep import blockwise
 from nearstep.errors import ArgumentError
 from nearstep.threads import once
 from nearstep.torch.checks import (
+    KnownTensors,
     are_plain,
     check_gradient,
     check_parameter,
@@ -126,6 +128,7 @@ class HostHome:
         self.layout = layout
         self.processor = processor
         self._keys = {array: key for key, array in layout.moments.items()}
+        self._known = KnownTensors()
 
     def check(self, form: Form, columns: Columns) -> None:
         """Compile a rule, unless that has been done.
@@ -249,7 +252,9 @@ class HostHome:
         parts, slots = self._parts(update), self._slots(update)
         alone: list[HostUpdate] = []
         columns = _columns(update, slots)
-        if not _are_plain(update, columns, parts):
+        key = update.number, update.indices[0], *parts
+        tensors = [*chain.from_iterable(columns)]
+        if not self._known.passed(key, tensors, partial(_are_plain, update, columns, parts)):
             plain = []
             for index, each in enumerate(update.each()):
                 if _are_plain(each, _columns(each, slots), parts):
