@@ -45,7 +45,7 @@ from nearstep.torch.dtensor import local
 from nearstep.torch.errors import StateError
 from nearstep.torch.formats import TENSORS, regrouped
 from nearstep.torch.homes.errors import RanksDifferError, ResumeError
-from nearstep.torch.homes.generation import SavedArrays, options_of
+from nearstep.torch.homes.generation import SavedArrays, options_of, plain_keys
 from nearstep.torch.homes.opening import drives_of
 from nearstep.torch.homes.resume import Made, newest, steps_of
 from nearstep.torch.layout import scales_of
@@ -313,6 +313,7 @@ class GenerationReader(StorageReader):
         self.spreads = False
         self._opened = ExitStack()
         self.arrays: dict[str, Array] = {}
+        self._at: dict[str, tuple[int, int]] = {}  # group and place of parameters, by their keys
         self.values: dict[str, Any] = {}
         self.groups: list[dict[str, Any]] = []
 
@@ -437,6 +438,8 @@ class GenerationReader(StorageReader):
             into[key], paths[key] = value, path
 
         named = dict(self._named(meta))
+        for number, keys in enumerate(_keys(meta)):
+            self._at.update((key, (number, at)) for at, key in enumerate(keys))
         for key, name in named.items():
             state = meta["states"].get(key)
             arrays: list[tuple[Sequence[Any], str]] = [((self.model, name), "p")]
@@ -457,7 +460,7 @@ class GenerationReader(StorageReader):
                 step = torch.tensor(float(state["step"]), device="cpu")
                 add(self.values, (self.optim, "state", name, "step"), step)
         for number, options in enumerate(options_of(meta)):
-            own = [name for key, name in named.items() if key.startswith(f"{number}.")]
+            own = [named[key] for key in _keys(meta)[number]]
             self.groups.append({**options, "params": own})
             for option, value in {**self.groups[-1], "param_names": own}.items():
                 add(self.values, (self.optim, "param_groups", number, option), value)
@@ -469,12 +472,12 @@ class GenerationReader(StorageReader):
         count = sum(map(len, parts))
         if self._names is not None and len(self._names) != count:
             raise ResumeError(f"{len(self._names)} parameters, as names", str(count))
-        for number, (group, own) in enumerate(zip(parts, meta["names"], strict=True)):
+        for keys, own in zip(_keys(meta), meta["names"], strict=True):
             if own is None and self._names is None:
                 expected = "names of parameters, or the reader be given names="
                 raise ResumeError(expected, "an optimizer of model.parameters()")
-            for position in range(len(group)):
-                yield f"{number}.{position}", next(names) if self._names else own[position]
+            for position, key in enumerate(keys):
+                yield key, next(names) if self._names else own[position]
 
     def _array(
         self,
@@ -491,10 +494,10 @@ class GenerationReader(StorageReader):
             if stored is None:
                 raise ResumeError(f"where the scales of {array} of {name} are", form)
             eight = form, BlockLayout(*stored["block"])
-        number, _, position = key.partition(".")
         shape, chunks = [], dict[Offset, _Chunk]()
         for meta, arrays in ranks:
-            part = meta["shards"]["parts"][int(number)][int(position)]
+            number, position = self._at[key]
+            part = meta["shards"]["parts"][number][position]
             shape, offset, size = part or ([0], [0], [0])
             count = math.prod(size)
             if is_scales:
@@ -506,6 +509,11 @@ class GenerationReader(StorageReader):
             raise ResumeError(f"{math.prod(shape)} elements of {name}", str(found))
         dtype = torch.float32 if is_scales else TENSORS[form]
         return Array(array, dtype, shape, chunks, eight, is_scales)
+
+
+def _keys(meta: Mapping[str, Any]) -> Sequence[Sequence[str]]:
+    """Names of the parameters of each group on the drives."""
+    return meta.get("keys") or plain_keys(meta["shards"]["parts"])
 
 
 def _spread(key: str) -> str:

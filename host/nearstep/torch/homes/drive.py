@@ -20,6 +20,7 @@ from nearstep.storage.aligned import AlignedPool
 from nearstep.storage.drive import DriveTransfer
 from nearstep.threads import at_once
 from nearstep.torch import convert
+from nearstep.torch.exchange import send_now
 from nearstep.torch.homes.durable import DurableHome, Savepoint
 from nearstep.torch.homes.errors import MemoryTooSmallError
 from nearstep.torch.homes.host_changes import ChangedParameterError
@@ -173,8 +174,12 @@ class DriveHome(DurableHome[StripedSegment]):
         """Write parameters that were changed and that a rollback reads from the drives.
 
         They are compared now, or while units are loaded. Others are sent with what else a step
-        sends, or, if `small`, written as far as the host has them.
+        sends, or, if `small`, written.
         """
+        for each in parameters if small else ():
+            if not (each.is_on_host or each.offloaded):
+                each.check_size()
+                send_now(each.send_master_if_changed)
         wanted = {
             each for each in parameters if self._is_restored(each) or (small and each.is_on_host)
         }
@@ -349,8 +354,9 @@ class DriveHome(DurableHome[StripedSegment]):
                 segment.release(name)
         self._plan = self._fresh()
 
-    def write_masters(self) -> None:
-        for segment in self.segments:
+    def write_masters(self, segments: Iterable[StripedSegment]) -> None:
+        for segment in segments:
+            segment.reserve({"p": 0.0})
             if self._in_place:
                 self._write(segment, "p")
                 continue

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -31,7 +33,7 @@ from nearstep.torch.homes.generation import (
 )
 from nearstep.torch.homes.home import DeviceHome
 from nearstep.torch.homes.host_changes import ChangedParameterError
-from nearstep.torch.homes.opening import OpenStore, keys
+from nearstep.torch.homes.opening import OpenStore, places
 from nearstep.torch.homes.resume import REPLACES, Made
 from nearstep.torch.homes.segments import (
     GRADIENTS,
@@ -43,7 +45,7 @@ from nearstep.torch.homes.segments import (
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState
 from nearstep.torch.step import StepPlan
-from nearstep.torch.table import Owner, StateTable, labels_of
+from nearstep.torch.table import Owner, StateTable
 
 AnySegment = TypeVar("AnySegment", bound=DriveSegment)
 
@@ -149,7 +151,32 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         self._replaces = opened.replaces
         self._failed: BegunStep | None = None
         self._open: BegunStep | None = None
-        self._shards: tuple[list[int], Mapping[str, Any]] | None = None
+        self._shards: tuple[list[int], list[Tensor], Mapping[str, Any]] | None = None
+        self._names: dict[Tensor, str] = {}
+        source = opened.store if opened.source is None else opened.source
+        meta = source.meta if opened.restored is None else opened.restored.meta
+        # In a step to resume from; None: group and place are the names there.
+        self._saved: Sequence[Sequence[str]] | None = meta.get("keys") if meta else ()
+        self._unwritten: list[AnySegment] = []  # no generation has their parameters
+
+    def names(self, groups: Sequence[Mapping[str, Any]]) -> Mapping[Tensor, str]:
+        """Names of the parameters on the drives, which a parameter keeps while groups come and go:
+        as the step that is resumed has them, or group and place; what others have, with a `+`."""
+        new = {p: at for p, at in places(groups).items() if p not in self._names}
+        taken = set[str]()
+        if new and self._saved is not None:
+            taken.update(self._names.values(), *self._saved)
+            taken.update(each.rpartition(".")[0] for each in self.drives.store.tensors)
+        for parameter, (number, position) in new.items():
+            try:
+                name = (self._saved or ())[number][position]
+            except IndexError:
+                name = f"{number}.{position}"
+                while name in taken:
+                    name += "+"
+            taken.add(name)
+            self._names[parameter] = name
+        return self._names
 
     @property
     @abstractmethod
@@ -198,8 +225,8 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         """Note that the arrays of a unit have been updated, and are not again in this step."""
 
     @abstractmethod
-    def write_masters(self) -> None:
-        """Write the host's parameters."""
+    def write_masters(self, segments: Iterable[AnySegment]) -> None:
+        """Write the host's parameters of segments."""
 
     @abstractmethod
     def forget(self) -> None:
@@ -214,7 +241,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         *,
         narrow: bool,
     ) -> Sequence[tuple[Segment, Sequence[Tensor]]]:
-        names, line = keys(groups), self._formats.line(narrow=narrow)
+        names, line = self.names(groups), self._formats.line(narrow=narrow)
         made: list[tuple[Segment, Sequence[Tensor]]] = []
         for unit in self.units(parameters):
             segment = self.kind(
@@ -239,6 +266,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         assert isinstance(segment, DriveSegment), "made by `segments_of`"
         segment.parameters = list(parameters)
         self.segments.append(segment)  # type: ignore[arg-type]
+        self._unwritten.append(segment)  # type: ignore[arg-type]
 
     def begin_life(self, owner: Owner) -> None:
         """Commit the constructor's parameters, or resume from the drives."""
@@ -246,9 +274,9 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         if overflow is not None and overflow.resume is not False:
             self._resume(owner)
         else:
-            self.write_masters()
             self._commit(owner, 0)
         self._source = self._restored = None
+        self._saved = ()
 
     @property
     def _is_dirty(self) -> bool:
@@ -283,7 +311,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         """Update one unit of parameters after the other, and commit a generation of all.
 
         With a name the plan is empty, and the generation is kept; changes by the program of any
-        parameter are part of it.
+        parameter are part of it, and parameters that have had no gradient yet.
 
         Updates in backward (`ends` is False) leave the step open: a later call goes on with it, and
         the last one commits. Errors, and `give_up`, roll all of them back.
@@ -295,6 +323,8 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         changes of offloaded parameters are lost; with lost parameters steps are refused.
         """
         table, states = owner.table, owner.state
+        for group in owner.param_groups if name else ():
+            table.place(owner, group, [each for each in group["params"] if each.requires_grad])
         begins = self._open is None
         step = self._open or self._begin(owner, early=not ends)
         try:
@@ -451,7 +481,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         table.interrupted = "load_state_dict"  # cleared by the caller
         try:
             load()
-            self.write_masters()
+            self.write_masters(self.segments)
             self._commit(owner, _made(self.drives.store).steps + 1)
         except StorageError as error:
             self._release(error)
@@ -484,6 +514,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     def _clean(self) -> None:
         """Record that the last generation has all writes."""
+        self._unwritten.clear()
         for segment in self.segments:
             segment.dirty.clear()
 
@@ -505,7 +536,9 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def _commit(
         self, owner: Owner, steps: int, changes: int = 0, name: str = "", **more: str
     ) -> None:
-        kept = pack(owner, self.layout(keys(owner.param_groups)), self._parts(owner))
+        self.write_masters(self._unwritten)
+        names = self.names(owner.param_groups)
+        kept = pack(owner, names, self.layout(names), self._parts(owner))
         made = Made(steps, changes, self.ranks.life)
         saves = owner.table.settings.save_residual
         written = write_residuals(self.segments, owner.state, save=saves)
@@ -515,23 +548,33 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     def _parts(self, owner: Owner) -> Mapping[str, Any]:
         """Return `parts_of` the optimizer."""
-        sizes = [len(owner.table.parameters), *(len(each["params"]) for each in owner.param_groups)]
-        if self._shards is None or self._shards[0] != sizes:
-            self._shards = sizes, parts_of(owner)
-        return self._shards[1]
+        groups = [each["params"] for each in owner.param_groups]
+        sizes, given = [len(owner.table.parameters), *map(len, groups)], [*chain(*groups)]
+        if (
+            self._shards is None
+            or self._shards[0] != sizes
+            or not all(map(operator.is_, self._shards[1], given))
+        ):
+            self._shards = sizes, given, parts_of(owner, self.names(owner.param_groups))
+        return self._shards[2]
 
     def _resume(self, owner: Owner) -> None:
         """Load parameters, state and options from the drives."""
         table, groups, settings = owner.table, owner.param_groups, owner.table.settings
         source = self.drives.store if self._source is None else self._source
         view = source.at(source.generation) if self._restored is None else self._restored
-        saved, states = unpack(view.meta, owner)
+        names = self.names(groups)
+        saved, states = unpack(view.meta, owner, names)
         left_out = any(each.residual is None for each in states.values())
         if left_out and settings.has_residual and settings.save_residual:
             expected = "what error feedback held back"
             actual = "a step that left it out: resume with save_residual=False, or without "
             raise ResumeError(expected, f"{actual}error_feedback, and begin with nothing held back")
-        carried = self._reshard(owner, source, view, states)
+        arrays = SavedArrays(view)
+        held = {p for group in groups for p in group["params"] if arrays.has(names[p], "p")}
+        for group in groups:  # frozen ones, too
+            table.place(owner, group, [p for p in group["params"] if p.requires_grad or p in held])
+        carried = self._reshard(owner, source, view, arrays, states)
         for group, options in zip(groups, saved, strict=True):
             group.update(options)
             table.rule.complete(group)
@@ -539,18 +582,24 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         owner.state.clear()
         for parameter, resident in table.parameters.items():
             found = states.get(parameter)
-            resident.resume()
+            if parameter in held:
+                resident.resume()
             if found is not None:
-                arrays = {table.layout.moments[key]: 0.0 for key in found.moments}
-                resident.extent.segment.reserve(arrays)
+                moments = {table.layout.moments[key]: 0.0 for key in found.moments}
+                resident.extent.segment.reserve(moments)
                 step = found.step
                 count = None if step is None else torch.tensor(float(step), device="cpu")
                 state = ParameterState.of(resident, count, found.moments)
                 if found.residual:
                     read_residual(resident, state)
                 table.keep(owner, resident, state)
+        self._unwritten = [
+            segment
+            for segment in self.segments
+            if not held.issuperset(each.parameter for each in segment.parameters)
+        ]
         made = Made.of(view.meta, view.number)
-        if self.ranks.any(made, flag=carried):
+        if self.ranks.any(made, flag=carried or self._is_dirty):
             replaced = str(source.drives[0].header.set_id)
             more = {REPLACES: replaced} if self._replaces else {}
             self._commit(owner, made.steps, made.changes, **more)
@@ -560,19 +609,14 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         owner: Owner,
         source: Store,
         view: GenerationView,
+        arrays: SavedArrays,
         states: Mapping[Tensor, StepState],
     ) -> bool:
         """Copy arrays from other drives or another layout; return whether the drives are to have
         another generation."""
-        table, names = owner.table, keys(owner.param_groups)
+        table, names = owner.table, self.names(owner.param_groups)
         if source is self.drives.store and view.meta.get("layout") == self.layout(names):
             return self._restored is not None
-        arrays = SavedArrays(view)
-        for parameter, name in names.items():
-            if parameter not in table.parameters and arrays.has(name, "p"):
-                label = labels_of(owner.param_groups)[parameter]
-                expected = f"nothing of {label}, which requires no gradient"
-                raise ResumeError(expected, "a step of it")
         if source is self.drives.store:
             for name in self.drives.store.tensors:
                 self.drives.store.remove(name)
@@ -580,6 +624,8 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
                 segment.find()
         for parameter, resident in table.parameters.items():
             found = states.get(parameter)
+            if not arrays.has(names[parameter], "p"):
+                continue  # without a gradient so far
             moments = () if found is None else found.moments
             wanted = ["p", *(table.layout.moments[key] for key in moments)]
             if found is not None and found.residual:

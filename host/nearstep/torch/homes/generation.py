@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from nearstep.torch.dtensor import chunk
 from nearstep.torch.errors import StateError
 from nearstep.torch.formats import scales_shape
 from nearstep.torch.homes.errors import ResumeError
-from nearstep.torch.homes.opening import describe, keys, shards
+from nearstep.torch.homes.opening import describe, shards
 from nearstep.torch.homes.segments import HELD_BACK, DriveSegment, StoredArray
 from nearstep.torch.parameter import DeviceParameter
 from nearstep.torch.state import ParameterState, count
@@ -51,16 +52,20 @@ class StepState(NamedTuple):
 
 
 def pack(
-    owner: Owner, layout: Mapping[str, Any] | None, parts: Mapping[str, Any]
+    owner: Owner,
+    names: Mapping[Tensor, str],
+    layout: Mapping[str, Any] | None,
+    parts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the meta data of a generation.
 
     Parameters
     ----------
+    names : of the parameters on the drives.
     layout : of the arrays; see `nearstep.torch.homes.durable.DurableHome.layout`.
     parts : as of `parts_of`.
     """
-    groups, names = owner.param_groups, keys(owner.param_groups)
+    groups = owner.param_groups
     saves = owner.table.settings.save_residual
     return {
         **parts,
@@ -81,7 +86,7 @@ def pack(
 
 
 def unpack(
-    meta: Mapping[str, Any], owner: Owner
+    meta: Mapping[str, Any], owner: Owner, names: Mapping[Tensor, str]
 ) -> tuple[Sequence[dict[str, Any]], Mapping[Tensor, StepState]]:
     """Return the options of each group and the states of a generation.
 
@@ -101,9 +106,7 @@ def unpack(
     if len(meta["groups"]) != len(groups):
         raise ResumeError(f"{len(groups)} groups", str(len(meta["groups"])))
     states = {
-        p: StepState(**meta["states"][name])
-        for p, name in keys(groups).items()
-        if name in meta["states"]
+        p: StepState(**meta["states"][name]) for p, name in names.items() if name in meta["states"]
     }
     return options_of(meta), states
 
@@ -128,15 +131,25 @@ def digest(rule: Optimizer, source: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def parts_of(owner: Owner) -> dict[str, Any]:
+def parts_of(owner: Owner, names: Mapping[Tensor, str]) -> dict[str, Any]:
     """Return the meta data that changes with the parameters alone: what this process has of each,
-    and with state in 8 bits how that lies on the drives, and `chunk` of the scales."""
-    parts = {"shards": shards(owner.param_groups)}
-    blocks, names = owner.table.formats.blocks, keys(owner.param_groups)
+    their names unless these are group and place, and with state in 8 bits how that lies on the
+    drives, and `chunk` of the scales."""
+    groups, blocks = [each["params"] for each in owner.param_groups], owner.table.formats.blocks
+    parts: dict[str, Any] = {"shards": shards(owner.param_groups)}
+    keys = [[names[p] for p in group] for group in groups]
+    if keys != plain_keys(groups):
+        parts["keys"] = keys
     if blocks is not None:
-        scales = {name: chunk(p, scales_shape(p)) for p, name in names.items() if not is_lazy(p)}
+        own = {names[p]: p for p in chain(*groups) if not is_lazy(p)}
+        scales = {name: chunk(p, scales_shape(p)) for name, p in own.items()}
         parts["blockwise"] = {"block": [blocks.elements, blocks.scale_bytes], "scales": scales}
     return parts
+
+
+def plain_keys(groups: Iterable[Sequence[Any]]) -> list[list[str]]:
+    """Names of parameters: group and place in it."""
+    return [[f"{n}.{k}" for k in range(len(group))] for n, group in enumerate(groups)]
 
 
 def _name(owner: Owner) -> str:

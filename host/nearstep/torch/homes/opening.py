@@ -379,10 +379,10 @@ def check_shards(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     raise ResumeError(names[0], names[1] + hint)
 
 
-def keys(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, str]:
-    """Names of parameters on drives: group and place in it."""
+def places(groups: Sequence[Mapping[str, Any]]) -> dict[Tensor, tuple[int, int]]:
+    """Group of each parameter, and place in it."""
     return {
-        parameter: f"{index}.{position}"
+        parameter: (index, position)
         for index, group in enumerate(groups)
         for position, parameter in enumerate(group["params"])
     }

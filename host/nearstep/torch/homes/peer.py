@@ -293,8 +293,9 @@ class PeerHome(DurableHome[ShardedSegment]):
     def load_unit(self, segment: ShardedSegment, arrays: Mapping[str, float]) -> None:
         segment.reserve({k: v for k, v in arrays.items() if is_state(k)})
 
-    def write_masters(self) -> None:
-        for segment in self.segments:
+    def write_masters(self, segments: Iterable[ShardedSegment]) -> None:
+        for segment in segments:
+            segment.reserve({"p": 0.0})
             for each in segment.parameters:
                 each.push_changes()
 

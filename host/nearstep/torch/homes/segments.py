@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -299,7 +300,9 @@ class DriveSegment(Segment):
 
     def _add(self, name: str, value: float) -> None:
         dtype = self.dtype_of(name)
-        for key, count, drive in self.tensors(name):
+        there = self.store.tensors
+        tensors = [each for each in self.tensors(name) if each[0] not in there]
+        for key, count, drive in tensors:
             extent = self.extent_bytes(name)
             self.store.add(key, count * dtype.itemsize, drive=drive, extent_bytes=extent)
         self.on_drives.add(name)
@@ -307,7 +310,7 @@ class DriveSegment(Segment):
         if (value == 0.0 and not self.is_quantized(name)) or self.has(name):
             return  # new tensors have zeros
         data = self.filling(name, value)
-        for key, count, _ in self.tensors(name):
+        for key, count, _ in tensors:
             for at in range(0, count, data.size):
                 part = data[: count - at]
                 self.store.write(key, part, at * dtype.itemsize)
@@ -351,7 +354,8 @@ class StripedSegment(DriveSegment):
     def find(self) -> None:
         keys = set(self._keys)
         named = (name.rpartition(".") for name in self.store.tensors)
-        self.on_drives = {array for key, _, array in named if key in keys}
+        found = Counter(array for key, _, array in named if key in keys)
+        self.on_drives = {array for array, count in found.items() if count == len(keys)}
 
     def nbytes(self, array: str) -> int:
         """Return the bytes of an array on the channel with the largest share."""
