@@ -433,6 +433,27 @@ def test_an_error_while_a_checkpoint_is_loaded() -> None:
         assert everything(parameters, optimizer) == expected_after(2)
 
 
+def test_a_checkpoint_that_is_loaded_while_the_drives_do_not_answer() -> None:
+    """Nothing is used until it is loaded: the state is partly that of the checkpoint."""
+    with drives() as on:
+        parameters, optimizer = JOB.trained("host:", 1, drives=on.store, memory=MEMORY)
+        saved, kept = optimizer.state_dict(), [p.detach().clone() for p in parameters]
+        JOB.step(optimizer, parameters, 1)
+        on.places[0].fault = FailAt("flush", 1, lasts=True)
+        with pytest.raises(UncertainCommitError):
+            JOB.step(optimizer, parameters, 2)
+        with pytest.raises(DriveIOError):
+            optimizer.load_state_dict(saved)
+        on.places[0].fault = lambda action, block: None
+        with pytest.raises(InterruptedStepError, match="load_state_dict"):
+            JOB.step(optimizer, parameters, 2)
+        with torch.no_grad():
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(value)
+        optimizer.load_state_dict(saved)
+        assert everything(parameters, optimizer) == expected_after(1)
+
+
 def test_memory_that_cannot_be_read_is_called_by_its_name(tmp_path: Path) -> None:
     with drives() as on:
         for store in (on.store, [tmp_path / "a"]):

@@ -445,11 +445,12 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def load_checkpoint(self, owner: Owner, load: Callable[[], None]) -> None:
         """Load a checkpoint by `load`, and commit it."""
         table = owner.table
-        if table.interrupted is not None or self.is_open:
-            self.roll_back()
+        is_partial = table.interrupted is not None or self.is_open
         self._failed = self._open = None
         table.interrupted = "load_state_dict"  # cleared by the caller
         try:
+            if is_partial:
+                self.roll_back()
             load()
             self.write_masters()
             self._commit(owner, _made(self.drives.store).steps + 1)
