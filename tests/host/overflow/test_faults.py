@@ -469,8 +469,8 @@ def test_drives_that_are_read_again_are_at_the_generation_that_was_resumed() -> 
             on.store.commit({"step": step})
         older = Store(on.store.drives, generation=1)
         held = HeldStore(older, owns=False)
-        held.doubt(3)
+        held.doubt()
         assert held.store.generation == 1
         assert held.store.commit({"step": 3}) == 3
-        held.doubt(3)
+        held.doubt()
         assert held.store.generation == 3

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from nearstep.storage.blocks import BlockFile
-from nearstep.storage.drive_errors import DriveLockedError, StorageError
+from nearstep.storage.drive_errors import DriveLockedError, StorageError, UncertainCommitError
+from nearstep.torch.homes.errors import ResumeError
 
 from ...on_a_drive import on_a_drive
 from .jobs import Job, everything
@@ -66,6 +67,23 @@ def test_beside_the_optimizer_whose_step_failed(
         with pytest.raises(StorageError, match="another's"):
             optimizer.state_dict()
         assert caught.value is not None
+
+
+def test_another_step_of_the_number_of_a_lost_commit_is_not_taken_for_it(folder: Path) -> None:
+    with (point := FaultPoint()).installed():
+        parameters, optimizer = make("host", folder)
+        JOB.step(optimizer, parameters, 0)
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        superblock = Fault("flush", 2, LASTS, done=False)
+        with point.arm(superblock), pytest.raises(UncertainCommitError):
+            JOB.step(optimizer, parameters, 1)
+        for path, data in before.items():
+            path.write_bytes(data)
+        again, anew = make("host", folder, resume=True)
+        JOB.step(anew, again, 2)
+        anew.store.close()
+        with pytest.raises(ResumeError, match="another's"):
+            optimizer.state_dict()
 
 
 @pytest.mark.parametrize("home", ["cards", "host"])

@@ -474,7 +474,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             decide = partial(self.ranks.prepared, made)
             self.drives.store.commit(meta, name=name, decide=decide)
         except UncertainCommitError as error:
-            self.drives.doubt(error.generation)
+            self.drives.doubt()
             try:
                 counts = self.drives.store.generation == error.generation
             except StorageError:

@@ -35,7 +35,6 @@ class HeldStore:
         self.last = store
         self._owns = owns
         self._is_stale = self._is_released = False
-        self._doubt: int | None = None
 
     @property
     def store(self) -> Store:
@@ -58,14 +57,11 @@ class HeldStore:
                 opened.close()
             opened = self._opened(last)  # the optimizer did not resume from the newer one
         if self._is_released:
-            found = opened.generation
-            same = opened.drives[0].header.set_id == before.drives[0].header.set_id
-            if not same or found not in (last, self._doubt):
+            if opened.superblock not in (before.superblock, before.written):
                 opened.close()
-                raise ResumeError(f"generation {last} of this optimizer", f"another's {found}")
+                raise _of_another(last, opened)
         self.last = opened
         self._is_stale = self._is_released = False
-        self._doubt = None
 
     def _opened(self, generation: int | None) -> Store:
         if not self._is_released:
@@ -73,9 +69,9 @@ class HeldStore:
         names = [drive.name for drive in self.last.drives]
         return Store.open(names, owner=None, generation=generation)
 
-    def doubt(self, generation: int) -> None:
-        """Mark a generation as perhaps committed: read the drives again before the next use."""
-        self._is_stale, self._doubt = True, generation
+    def doubt(self) -> None:
+        """Mark the last commit as perhaps made: read the drives again before the next use."""
+        self._is_stale = True
 
     def release(self) -> None:
         """Unlock the drives until the next use of the store, if the optimizer opened them."""
@@ -86,6 +82,10 @@ class HeldStore:
     def close(self) -> None:
         """Close the store."""
         self.last.close()
+
+
+def _of_another(own: int, found: Store) -> ResumeError:
+    return ResumeError(f"generation {own} of this optimizer", f"another's {found.generation}")
 
 
 if TYPE_CHECKING:
