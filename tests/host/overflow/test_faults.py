@@ -454,6 +454,22 @@ def test_a_checkpoint_that_is_loaded_while_the_drives_do_not_answer() -> None:
         assert everything(parameters, optimizer) == expected_after(1)
 
 
+def test_of_two_optimizers_on_a_store_the_one_that_made_no_step_is_refused() -> None:
+    with drives() as on:
+        parameters, optimizer = JOB.trained(URL, 1, drives=on.store, memory=MEMORY)
+        again, other = JOB.resumed(URL, drives=on.store, memory=MEMORY)
+        assert everything(parameters, optimizer) == everything(again, other)
+        JOB.step(other, again, 1)
+        for action in (optimizer.step, optimizer.state_dict, partial(optimizer.keep, "best")):
+            with pytest.raises(ResumeError, match=r"generation 2 of this .*, not another's 3"):
+                action()
+        for meta in (on.store.meta, {}):  # the program's own commits
+            on.store.commit(meta)
+            assert everything(again, other) == expected_after(2)
+        JOB.step(other, again, 2)
+        assert everything(again, other) == expected_after(3)
+
+
 def test_memory_that_cannot_be_read_is_called_by_its_name(tmp_path: Path) -> None:
     with drives() as on:
         for store in (on.store, [tmp_path / "a"]):

@@ -420,6 +420,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         """Roll back a failed step that is still pending. Raises `StorageError`."""
         if self._failed is not None:
             self._finish_undo(table, self._failed)
+        self.drives.check()
 
     def write_failed(self, table: StateTable, error: Exception) -> None:
         """Recover from a failed write to the drives outside of a step: as of
@@ -485,12 +486,14 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     def _clean(self) -> None:
         """Record that the last generation has all writes."""
+        self.drives.own()
         for segment in self.segments:
             segment.dirty.clear()
 
     def roll_back(self) -> None:
         """Restore the last generation, with nothing in memory."""
         self.drives.store.abort()  # waits for transfers in flight
+        self.drives.own()
         self.forget()
         for segment in self.segments:
             segment.dirty.clear()

@@ -35,6 +35,7 @@ class HeldStore:
         self.last = store
         self._owns = owns
         self._is_stale = self._is_released = False
+        self.own()
 
     @property
     def store(self) -> Store:
@@ -62,12 +63,23 @@ class HeldStore:
                 raise _of_another(last, opened)
         self.last = opened
         self._is_stale = self._is_released = False
+        self.own()
 
     def _opened(self, generation: int | None) -> Store:
         if not self._is_released:
             return Store(self.last.drives, generation=generation)
         names = [drive.name for drive in self.last.drives]
         return Store.open(names, owner=None, generation=generation)
+
+    def own(self) -> None:
+        """Note that the last generation is of this optimizer."""
+        self._number, self._made = self.last.generation, self.last.meta.get("made")
+
+    def check(self) -> None:
+        """Raise `ResumeError` if another optimizer has made steps on the store; commits of the
+        program make none."""
+        if not self._is_stale and self.last.meta.get("made") not in (None, self._made):
+            raise _of_another(self._number, self.last)
 
     def doubt(self) -> None:
         """Mark the last commit as perhaps made: read the drives again before the next use."""
