@@ -279,6 +279,20 @@ def test_a_parameter_that_is_added_later_and_one_that_is_thawed() -> None:
     assert results[0] == results[1]
 
 
+@pytest.mark.parametrize("shapes", [((40, 16), (), (16,), (0,)), ((0,), (3, 0))])
+def test_groups_of_empty_parameters_alone(shapes: tuple[tuple[int, ...], ...]) -> None:
+    results = []
+    for overflows in (False, True):
+        with drives() as on:
+            more = {"drives": on.store, "memory": "1MiB"} if overflows else {}
+            parameters = Job(shapes).parameters()
+            groups = [{"params": [each]} for each in parameters]
+            optimizer = nearstep.optim.AdamW(groups, **more)
+            Job(shapes).go_on(parameters, optimizer, range(2))
+            results.append(everything(parameters, optimizer))
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("kind", [torch.amp.GradScaler, nearstep.optim.GradScaler])
 @pytest.mark.parametrize("more", ["", "&scan=yes&gradient_scale=yes"])
 def test_loss_scaling_and_a_step_that_is_skipped(kind: type, more: str) -> None:
