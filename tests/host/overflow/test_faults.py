@@ -395,6 +395,19 @@ def test_what_the_processor_has_not_with_drives(tmp_path: Path) -> None:
         assert len(optimizer.param_groups) == 1
 
 
+def test_state_that_a_step_adds_has_the_memory_that_there_is() -> None:
+    job = Job([(200, 200)], "sgd")
+    results = []
+    for overflows in (False, True):
+        with drives() as on:
+            more = {"drives": on.store, "memory": 4 * 200 * 200 + 4096} if overflows else {}
+            parameters, optimizer = job.trained("host:", 1, **more)
+            optimizer.param_groups[0]["momentum"] = 0.9
+            job.step(optimizer, parameters, 1)
+            results.append(everything(parameters, optimizer))
+    assert results[0] == results[1]
+
+
 def test_copies_are_refused() -> None:
     with drives() as on:
         optimizer = JOB.make(JOB.parameters(), URL, drives=on.store, memory=MEMORY)

@@ -255,8 +255,8 @@ class DriveHome(DurableHome[StripedSegment]):
         try:
             moves = self._plan.update(items, made)
         except NoRoomError:
-            self.check_room(segment, list(arrays), segment.parameters[0].label)
-            raise
+            self.check_room(segment, list(arrays), segment.parameters[0].label)  # has more arrays
+            moves = self._plan.update(items, made)
         for move in moves:
             if move.kind in ("evict", "drop"):
                 evicted = self.segments[move.array.unit]
