@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import gc
+import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,6 +34,7 @@ from nearstep.torch.errors import (
     HyperparameterError,
     InterruptedStepError,
     ParameterError,
+    StateError,
     UnsupportedOptionError,
 )
 from nearstep.torch.homes.errors import MemoryTooSmallError, ResumeError
@@ -406,6 +409,18 @@ def test_state_that_a_step_adds_has_the_memory_that_there_is() -> None:
             job.step(optimizer, parameters, 1)
             results.append(everything(parameters, optimizer))
     assert results[0] == results[1]
+
+
+def test_options_that_are_scalars_of_numpy_or_infinite() -> None:
+    with drives() as on:
+        parameters, optimizer = JOB.trained(URL, drives=on.store, memory=MEMORY)
+        optimizer.param_groups[0]["lr"] = rate = 1e-3 * np.float32(0.5)
+        JOB.step(optimizer, parameters, 0)
+        _, again = JOB.resumed(URL, drives=on.store, memory=MEMORY)
+        assert again.param_groups[0]["lr"] == float(rate)
+        optimizer.param_groups[1]["best"] = math.inf
+        with pytest.raises(StateError, match=r"group 1 must have an option 'best'.*inf"):
+            JOB.step(optimizer, parameters, 1)
 
 
 def test_copies_are_refused() -> None:
