@@ -20,6 +20,7 @@ from nearstep.storage.drive_errors import (
 from nearstep.torch.homes import drive
 
 from .jobs import Job, everything
+from .programs import Fault, FaultPoint
 
 JOB = Job([(70, 70), (300, 41), (3,)])
 MEMORY = {"memory": "1MiB"}
@@ -97,6 +98,20 @@ def test_a_folder_without_a_drive_has_nothing_to_resume(folders: list[Path]) -> 
     with pytest.raises(DriveVanishedError, match=NAME):
         JOB.resumed("host:", drives=folders, **MEMORY)
     assert not any(os.listdir(each) for each in folders)
+
+
+def test_drives_are_found_from_another_directory(tmp_path: Path, monkeypatch) -> None:
+    """By later steps, and where they are opened again after an error."""
+    point = FaultPoint()
+    with point.installed():
+        monkeypatch.chdir(tmp_path)
+        parameters, optimizer = JOB.trained("host:", 1, drives=["a", "b"], **MEMORY)
+        monkeypatch.chdir("/")
+        JOB.step(optimizer, parameters, 1)
+        with point.arm(Fault("write", 0, 1, done=False)), pytest.raises(StorageError):
+            JOB.step(optimizer, parameters, 2)
+        JOB.step(optimizer, parameters, 2)
+        assert everything(parameters, optimizer) == JOB.after("host:", 3)
 
 
 def test_a_terminal_is_told_once_how_long_a_step_takes(folders, monkeypatch, capsys) -> None:
