@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 import nearstep
 from nearstep.errors import ArgumentError
@@ -330,6 +331,24 @@ def test_drives_of_another_model_or_of_none(tmp_path: Path) -> None:
     with pytest.raises(NotADriveError):
         JOB.make(JOB.parameters(), URL, drives=[place], memory=MEMORY)
     assert place.read_bytes() == b"no drive" * 4096
+
+
+def test_files_of_an_optimizer_that_was_given_more_parameters(tmp_path: Path) -> None:
+    make = partial(nearstep.optim.AdamW, drives=[tmp_path / "a.drive"], memory="1MiB")
+    parameters = [*JOB.parameters(), UninitializedParameter()]
+    optimizer = make(parameters[:1])
+    optimizer.add_param_group({"params": parameters[1:]})
+    parameters[-1].materialize((3, 5))
+    torch.nn.init.ones_(parameters[-1])
+    JOB.step(optimizer, parameters, 0)
+    state = everything(parameters, optimizer)
+    del optimizer
+    gc.collect()
+    with pytest.raises(OwnerError, match=r"must be 'AdamW of 1 .*not 'AdamW of 4 "):
+        make(parameters[:1], resume=True)
+    again = [torch.nn.Parameter(torch.zeros_like(p)) for p in parameters]
+    groups = [{"params": again[:1]}, {"params": again[1:]}]
+    assert everything(again, make(groups, resume=True)) == state
 
 
 def test_files_are_made_and_given_back(tmp_path: Path) -> None:
