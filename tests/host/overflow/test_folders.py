@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nearstep.errors import ArgumentError
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import (
     DriveAccessError,
@@ -68,7 +69,7 @@ def taken(folders: list[Path]) -> Any:
 
 
 def twice(folders: list[Path]) -> Any:
-    return [folders[0], folders[0]], NotADriveError
+    return [folders[0], folders[0]], ArgumentError
 
 
 @pytest.mark.parametrize("bad", [gone, readable_alone, taken, twice])
@@ -79,7 +80,7 @@ def test_folders_that_cannot_be_used_are_errors_and_nothing_is_left(folders, bad
         JOB.make(parameters, "host:", drives=drives, **MEMORY)
     found = (path for each in folders if each.exists() for path in each.rglob("*"))
     assert not any(path.is_file() for path in found)
-    with pytest.raises(StorageError):
+    with pytest.raises((StorageError, ArgumentError)):
         JOB.make(parameters, "host:", drives=drives, resume=True, **MEMORY)
 
 
