@@ -213,6 +213,7 @@ class DriveSegment(Segment):
     ----------
     spans : first element and number of elements of each parameter.
     on_drives : arrays that have tensors on the drives.
+    partial : those of them that some parameters lack, which had no part in another run's units.
     parameters : parameters whose extents are in this segment.
     dirty : arrays written outside of steps, in memory or on drives, since the last commit.
     unit : index among the segments of an optimizer.
@@ -245,6 +246,7 @@ class DriveSegment(Segment):
         self.dirty: set[str] = set()
         self.in_step = False
         self.on_drives: set[str] = set()
+        self.partial: set[str] = set()
         self._nbytes: dict[str, int] = {}
         self.find()
 
@@ -269,7 +271,7 @@ class DriveSegment(Segment):
 
     @abstractmethod
     def find(self) -> None:
-        """Set `on_drives` to the arrays that the drives have."""
+        """Set `on_drives` and `partial` to the arrays that the drives have."""
 
     def elsewhere(self, array: str) -> StoredArray | None:
         on_drives = array in self.on_drives and not self.has(array)
@@ -306,20 +308,26 @@ class DriveSegment(Segment):
         are in memory already."""
         for name, value in arrays.items():
             passes = self.in_step and name in GRADIENTS
-            if not (name in self.on_drives or name == besides or passes):
+            if not (self.has_whole(name) or name == besides or passes):
                 self._add(name, value)
 
+    def has_whole(self, array: str) -> bool:
+        """Return whether the drives have an array of all parameters."""
+        return array in self.on_drives and array not in self.partial
+
     def _add(self, name: str, value: float) -> None:
-        dtype = self.dtype_of(name)
-        for key, count, drive in self.tensors(name):
+        dtype, there = self.dtype_of(name), self.store.tensors
+        missing = [each for each in self.tensors(name) if each[0] not in there]
+        for key, count, drive in missing:
             extent = self.extent_bytes(name)
             self.store.add(key, count * dtype.itemsize, drive=drive, extent_bytes=extent)
         self.on_drives.add(name)
+        self.partial.discard(name)
         self.changed(name)
         if (value == 0.0 and not self.is_quantized(name)) or self.has(name):
             return  # new tensors have zeros
         data = self.filling(name, value)
-        for key, count, _ in self.tensors(name):
+        for key, count, _ in missing:
             for at in range(0, count, data.size):
                 part = data[: count - at]
                 self.store.write(key, part, at * dtype.itemsize)
@@ -328,8 +336,10 @@ class DriveSegment(Segment):
     def remove(self, name: str) -> None:
         """Remove an array from the drives."""
         self.on_drives.discard(name)
+        self.partial.discard(name)
         self.dirty.discard(name)
-        for key, _, _ in self.tensors(name):
+        there = self.store.tensors
+        for key in (key for key, _, _ in self.tensors(name) if key in there):
             self.store.remove(key)
 
 
@@ -361,9 +371,14 @@ class StripedSegment(DriveSegment):
             yield key, *self.span(array, start, start + count)[1:]
 
     def find(self) -> None:
-        keys = set(self._keys)
-        named = (name.rpartition(".") for name in self.store.tensors)
+        keys, there = set(self._keys), self.store.tensors
+        named = (name.rpartition(".") for name in there)
         self.on_drives = {array for key, _, array in named if key in keys}
+        self.partial = {
+            array
+            for array in self.on_drives
+            if any(f"{key}.{array}" not in there for key in self._keys)
+        }
 
     def nbytes(self, array: str) -> int:
         """Return the bytes of an array on the channel with the largest share."""
