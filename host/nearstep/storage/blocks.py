@@ -130,6 +130,7 @@ class BlockFile(Blocks):
         calls: Calls = SYSTEM,
     ) -> None:
         self.name = str(path)
+        self._path = Path(path).absolute()
         self._calls = calls
         self._fd = _open(self.name, direct=direct, read_only=read_only)
         try:
@@ -159,7 +160,7 @@ class BlockFile(Blocks):
 
     def check_present(self) -> None:
         try:
-            found = _identity(os.stat(self.name))
+            found = _identity(os.stat(self._path))
         except OSError as error:
             raise DriveVanishedError(self.name, f"cannot be found: {error.strerror}") from error
         if found != self._identity:

@@ -205,12 +205,15 @@ def beginnings(folder: str | Path) -> dict[Path, bytes]:
 
 
 def check_places(places: Sequence[DriveLike]) -> None:
-    """Raise `ArgumentError` unless `places` is a list of drives."""
+    """Raise `ArgumentError` unless `places` is a list of different drives."""
     if isinstance(places, str | Path | Blocks) or not places:
         raise ArgumentError(f"drives must be a list of at least one path, not {places!r}")
     for place in places:
         if not isinstance(place, str | Path | Blocks):
             raise ArgumentError(f"a drive must be given by its path, not {place!r}")
+    paths = [os.path.abspath(place) for place in places if not isinstance(place, Blocks)]
+    if len(set(paths)) < len(paths):
+        raise ArgumentError(f"drives must be different files, not {', '.join(map(str, paths))}")
 
 
 def _check_bytes(what: str, value: object, least: int, limit: int) -> None:

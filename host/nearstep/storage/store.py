@@ -66,6 +66,7 @@ class Store:
     notes : damage without loss of data: a superblock that was torn by a power cut, or a damaged
         index of the other generation. Damage that no power cut explains is a
         `DamagedSuperblockWarning`.
+    written : superblock of the last commit here, complete or not; None: there was none.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Store:
         self._in_flight = InFlight()
         self._closed = False
         self._uncertain: int | None = None
+        self.written: Superblock | None = None
         header = drives[0].header
         if not read_only:
             # The drives' caches may still hold writes of a killed process.
@@ -168,6 +170,11 @@ class Store:
     def generation(self) -> int:
         """Number of the generation that was committed last, or opened."""
         return self._transaction.current.number
+
+    @property
+    def superblock(self) -> Superblock:
+        """Superblock of that generation: another commit of the same number has another one."""
+        return self._transaction.current.superblock
 
     @property
     def generations(self) -> Mapping[int, Mapping[str, Any]]:
@@ -400,6 +407,7 @@ class Store:
                 transaction.doubt = slot
             if transaction.other is not None and transaction.other.number > self.generation:
                 self._give_up(transaction, transaction.other, number)
+            self.written = superblock
             self._write_slot(slot, superblock.pack(), number, commits=True)
             committed = Generation(slot, checked, tensors, superblock, name, kept)
             self._transaction = transaction.next(committed)

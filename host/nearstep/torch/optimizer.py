@@ -211,8 +211,12 @@ class DeviceOptimizer(Optimizer):
         """The drives that state is kept on, or None.
 
         Their generation is the last step. No other process may write to them.
+
+        Raises
+        ------
+        StorageError : they were unlocked after an error, and cannot be opened again.
         """
-        return None if self._durable is None else self._durable.drives.last
+        return None if self._durable is None else self._durable.drives.store
 
     @eager
     def keep(self, name: str) -> None:
@@ -490,9 +494,9 @@ class DeviceOptimizer(Optimizer):
     @eager
     def __getstate__(self) -> dict[str, Any]:
         self._check_whole("copy or pickle the optimizer")
-        if self.store is not None:
+        if self._durable is not None:
             reason = "an optimizer with drives cannot be copied or pickled; use state_dict()"
-            raise UnsupportedOptionError("drives", self.store, reason)
+            raise UnsupportedOptionError("drives", self._durable.drives.last, reason)
         state: defaultdict[Tensor, Any] = defaultdict(dict)
         for parameter, value in self.state.items():
             state[parameter] = export(value) if isinstance(value, ParameterState) else value

@@ -108,7 +108,8 @@ class Overflow:
             check_places(drives)
             if not _are_paths(drives):
                 raise ArgumentError(f"a drive must be given by its path, not {drives!r}")
-            drives = [Path(each) / FILE if os.path.isdir(each) else each for each in drives]
+            paths = _absolute(drives)
+            drives = [Path(each) / FILE if os.path.isdir(each) else each for each in paths]
         chosen: Eviction = "belady" if eviction == "belady" else "updated_first"
         return cls(drives=drives, memory=memory, eviction=chosen, resume=found, kept=kept)
 
@@ -133,7 +134,7 @@ class Overflow:
                 expected = "left out: each drive has the memory of its card"
                 raise HyperparameterError("memory", expected, found.memory)
             if found.drives is None:
-                return replace(found, drives=own)
+                return replace(found, drives=_absolute(own))
             if not isinstance(found.drives, Store):
                 expected = "left out, or a Store: the device has drives of its own"
                 raise HyperparameterError("drives", expected, found.drives)
@@ -157,6 +158,11 @@ def _is_name(given: object) -> bool:
     """Whether this is the name of a generation: a text that is no path, of a file or of several
     parts."""
     return isinstance(given, str) and given == os.path.basename(given) and not os.path.exists(given)
+
+
+def _absolute(paths: Sequence[str | Path]) -> list[str | Path]:
+    """Return paths that name the same files in any directory, to which the program may change."""
+    return [each if os.path.isabs(each) else os.path.join(os.getcwd(), each) for each in paths]
 
 
 def _are_paths(given: object) -> bool:

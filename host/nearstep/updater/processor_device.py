@@ -73,6 +73,8 @@ class HostMemory(Backend):
             self._starts.remove(address)
 
     def host_view(self, address: int, nbytes: int) -> Bytes:
+        if not nbytes:
+            return aligned_bytes(0)  # no area has that address, or another array's
         area = self._area(address)
         for start, data in area.lent.items():
             if start <= address and address + nbytes <= start + data.size:
@@ -82,6 +84,8 @@ class HostMemory(Backend):
         return area.own[address - area.start :][:nbytes]
 
     def replace_memory(self, address: int, data: Bytes) -> bool:
+        if not data.size:
+            return True
         area = self._area(address)
         assert (area.start, area.nbytes) == (address, data.size), "memory of a whole array"
         area.own = data

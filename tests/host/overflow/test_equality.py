@@ -279,6 +279,36 @@ def test_a_parameter_that_is_added_later_and_one_that_is_thawed() -> None:
     assert results[0] == results[1]
 
 
+def test_a_moment_that_one_parameter_has_of_those_that_share_a_unit() -> None:
+    """It was updated alone, in less memory."""
+    job = Job([(16,), (200, 200), (200, 100)], "sgd", skips=2)
+    plain, expected = job.trained("host:", 1)
+    with drives() as on:
+        parameters, optimizer = job.trained("host:", 1, drives=on.store, memory="1MiB")
+        for found, each in ((parameters, optimizer), (plain, expected)):
+            each.param_groups[1]["momentum"] = each.param_groups[0]["momentum"] = 0.9
+            job.step(each, found, 1)
+        again, resumed = job.resumed("host:", drives=on.store, memory="64MiB")
+        assert everything(again, resumed) == everything(plain, expected)
+        for found, each in ((again, resumed), (plain, expected)):
+            job.go_on(found, each, (2, 3))
+        assert everything(again, resumed) == everything(plain, expected)
+
+
+@pytest.mark.parametrize("shapes", [((40, 16), (), (16,), (0,)), ((0,), (3, 0))])
+def test_groups_of_empty_parameters_alone(shapes: tuple[tuple[int, ...], ...]) -> None:
+    results = []
+    for overflows in (False, True):
+        with drives() as on:
+            more = {"drives": on.store, "memory": "1MiB"} if overflows else {}
+            parameters = Job(shapes).parameters()
+            groups = [{"params": [each]} for each in parameters]
+            optimizer = nearstep.optim.AdamW(groups, **more)
+            Job(shapes).go_on(parameters, optimizer, range(2))
+            results.append(everything(parameters, optimizer))
+    assert results[0] == results[1]
+
+
 @pytest.mark.parametrize("kind", [torch.amp.GradScaler, nearstep.optim.GradScaler])
 @pytest.mark.parametrize("more", ["", "&scan=yes&gradient_scale=yes"])
 def test_loss_scaling_and_a_step_that_is_skipped(kind: type, more: str) -> None:

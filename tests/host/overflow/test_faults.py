@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import gc
+import math
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,8 +13,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 import nearstep
 from nearstep.errors import ArgumentError
@@ -32,6 +35,7 @@ from nearstep.torch.errors import (
     HyperparameterError,
     InterruptedStepError,
     ParameterError,
+    StateError,
     UnsupportedOptionError,
 )
 from nearstep.torch.homes.errors import MemoryTooSmallError, ResumeError
@@ -329,6 +333,24 @@ def test_drives_of_another_model_or_of_none(tmp_path: Path) -> None:
     assert place.read_bytes() == b"no drive" * 4096
 
 
+def test_files_of_an_optimizer_that_was_given_more_parameters(tmp_path: Path) -> None:
+    make = partial(nearstep.optim.AdamW, drives=[tmp_path / "a.drive"], memory="1MiB")
+    parameters = [*JOB.parameters(), UninitializedParameter()]
+    optimizer = make(parameters[:1])
+    optimizer.add_param_group({"params": parameters[1:]})
+    parameters[-1].materialize((3, 5))
+    torch.nn.init.ones_(parameters[-1])
+    JOB.step(optimizer, parameters, 0)
+    state = everything(parameters, optimizer)
+    del optimizer
+    gc.collect()
+    with pytest.raises(OwnerError, match=r"must be 'AdamW of 1 .*not 'AdamW of 4 "):
+        make(parameters[:1], resume=True)
+    again = [torch.nn.Parameter(torch.zeros_like(p)) for p in parameters]
+    groups = [{"params": again[:1]}, {"params": again[1:]}]
+    assert everything(again, make(groups, resume=True)) == state
+
+
 def test_files_are_made_and_given_back(tmp_path: Path) -> None:
     places = [tmp_path / "a.drive", tmp_path / "b.drive"]
     with pytest.raises(HyperparameterError, match="at least"):
@@ -395,6 +417,31 @@ def test_what_the_processor_has_not_with_drives(tmp_path: Path) -> None:
         assert len(optimizer.param_groups) == 1
 
 
+def test_state_that_a_step_adds_has_the_memory_that_there_is() -> None:
+    job = Job([(200, 200)], "sgd")
+    results = []
+    for overflows in (False, True):
+        with drives() as on:
+            more = {"drives": on.store, "memory": 4 * 200 * 200 + 4096} if overflows else {}
+            parameters, optimizer = job.trained("host:", 1, **more)
+            optimizer.param_groups[0]["momentum"] = 0.9
+            job.step(optimizer, parameters, 1)
+            results.append(everything(parameters, optimizer))
+    assert results[0] == results[1]
+
+
+def test_options_that_are_scalars_of_numpy_or_infinite() -> None:
+    with drives() as on:
+        parameters, optimizer = JOB.trained(URL, drives=on.store, memory=MEMORY)
+        optimizer.param_groups[0]["lr"] = rate = 1e-3 * np.float32(0.5)
+        JOB.step(optimizer, parameters, 0)
+        _, again = JOB.resumed(URL, drives=on.store, memory=MEMORY)
+        assert again.param_groups[0]["lr"] == float(rate)
+        optimizer.param_groups[1]["best"] = math.inf
+        with pytest.raises(StateError, match=r"group 1 must have an option 'best'.*inf"):
+            JOB.step(optimizer, parameters, 1)
+
+
 def test_copies_are_refused() -> None:
     with drives() as on:
         optimizer = JOB.make(JOB.parameters(), URL, drives=on.store, memory=MEMORY)
@@ -433,6 +480,43 @@ def test_an_error_while_a_checkpoint_is_loaded() -> None:
         assert everything(parameters, optimizer) == expected_after(2)
 
 
+def test_a_checkpoint_that_is_loaded_while_the_drives_do_not_answer() -> None:
+    """Nothing is used until it is loaded: the state is partly that of the checkpoint."""
+    with drives() as on:
+        parameters, optimizer = JOB.trained("host:", 1, drives=on.store, memory=MEMORY)
+        saved, kept = optimizer.state_dict(), [p.detach().clone() for p in parameters]
+        JOB.step(optimizer, parameters, 1)
+        on.places[0].fault = FailAt("flush", 1, lasts=True)
+        with pytest.raises(UncertainCommitError):
+            JOB.step(optimizer, parameters, 2)
+        with pytest.raises(DriveIOError):
+            optimizer.load_state_dict(saved)
+        on.places[0].fault = lambda action, block: None
+        with pytest.raises(InterruptedStepError, match="load_state_dict"):
+            JOB.step(optimizer, parameters, 2)
+        with torch.no_grad():
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(value)
+        optimizer.load_state_dict(saved)
+        assert everything(parameters, optimizer) == expected_after(1)
+
+
+def test_of_two_optimizers_on_a_store_the_one_that_made_no_step_is_refused() -> None:
+    with drives() as on:
+        parameters, optimizer = JOB.trained(URL, 1, drives=on.store, memory=MEMORY)
+        again, other = JOB.resumed(URL, drives=on.store, memory=MEMORY)
+        assert everything(parameters, optimizer) == everything(again, other)
+        JOB.step(other, again, 1)
+        for action in (optimizer.step, optimizer.state_dict, partial(optimizer.keep, "best")):
+            with pytest.raises(ResumeError, match=r"generation 2 of this .*, not another's 3"):
+                action()
+        for meta in (on.store.meta, {}):  # the program's own commits
+            on.store.commit(meta)
+            assert everything(again, other) == expected_after(2)
+        JOB.step(other, again, 2)
+        assert everything(again, other) == expected_after(3)
+
+
 def test_memory_that_cannot_be_read_is_called_by_its_name(tmp_path: Path) -> None:
     with drives() as on:
         for store in (on.store, [tmp_path / "a"]):
@@ -448,8 +532,8 @@ def test_drives_that_are_read_again_are_at_the_generation_that_was_resumed() -> 
             on.store.commit({"step": step})
         older = Store(on.store.drives, generation=1)
         held = HeldStore(older, owns=False)
-        held.doubt(3)
+        held.doubt()
         assert held.store.generation == 1
         assert held.store.commit({"step": 3}) == 3
-        held.doubt(3)
+        held.doubt()
         assert held.store.generation == 3

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nearstep.errors import ArgumentError
 from nearstep.storage.blocks import BLOCK_BYTES
 from nearstep.storage.drive_errors import (
     DriveAccessError,
@@ -20,6 +21,7 @@ from nearstep.storage.drive_errors import (
 from nearstep.torch.homes import drive
 
 from .jobs import Job, everything
+from .programs import Fault, FaultPoint
 
 JOB = Job([(70, 70), (300, 41), (3,)])
 MEMORY = {"memory": "1MiB"}
@@ -67,7 +69,7 @@ def taken(folders: list[Path]) -> Any:
 
 
 def twice(folders: list[Path]) -> Any:
-    return [folders[0], folders[0]], NotADriveError
+    return [folders[0], folders[0]], ArgumentError
 
 
 @pytest.mark.parametrize("bad", [gone, readable_alone, taken, twice])
@@ -78,7 +80,7 @@ def test_folders_that_cannot_be_used_are_errors_and_nothing_is_left(folders, bad
         JOB.make(parameters, "host:", drives=drives, **MEMORY)
     found = (path for each in folders if each.exists() for path in each.rglob("*"))
     assert not any(path.is_file() for path in found)
-    with pytest.raises(StorageError):
+    with pytest.raises((StorageError, ArgumentError)):
         JOB.make(parameters, "host:", drives=drives, resume=True, **MEMORY)
 
 
@@ -97,6 +99,20 @@ def test_a_folder_without_a_drive_has_nothing_to_resume(folders: list[Path]) -> 
     with pytest.raises(DriveVanishedError, match=NAME):
         JOB.resumed("host:", drives=folders, **MEMORY)
     assert not any(os.listdir(each) for each in folders)
+
+
+def test_drives_are_found_from_another_directory(tmp_path: Path, monkeypatch) -> None:
+    """By later steps, and where they are opened again after an error."""
+    point = FaultPoint()
+    with point.installed():
+        monkeypatch.chdir(tmp_path)
+        parameters, optimizer = JOB.trained("host:", 1, drives=["a", "b"], **MEMORY)
+        monkeypatch.chdir("/")
+        JOB.step(optimizer, parameters, 1)
+        with point.arm(Fault("write", 0, 1, done=False)), pytest.raises(StorageError):
+            JOB.step(optimizer, parameters, 2)
+        JOB.step(optimizer, parameters, 2)
+        assert everything(parameters, optimizer) == JOB.after("host:", 3)
 
 
 def test_a_terminal_is_told_once_how_long_a_step_takes(folders, monkeypatch, capsys) -> None:

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from nearstep.storage.blocks import BlockFile
-from nearstep.storage.drive_errors import DriveLockedError, StorageError
+from nearstep.storage.drive_errors import (
+    DriveFullError,
+    DriveLockedError,
+    StorageError,
+    UncertainCommitError,
+)
+from nearstep.torch.homes.errors import ResumeError
 
 from ...on_a_drive import on_a_drive
 from .jobs import Job, everything
@@ -66,6 +72,44 @@ def test_beside_the_optimizer_whose_step_failed(
         with pytest.raises(StorageError, match="another's"):
             optimizer.state_dict()
         assert caught.value is not None
+
+
+def test_another_step_of_the_number_of_a_lost_commit_is_not_taken_for_it(folder: Path) -> None:
+    with (point := FaultPoint()).installed():
+        parameters, optimizer = make("host", folder)
+        JOB.step(optimizer, parameters, 0)
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        superblock = Fault("flush", 2, LASTS, done=False)
+        with point.arm(superblock), pytest.raises(UncertainCommitError):
+            JOB.step(optimizer, parameters, 1)
+        for path, data in before.items():
+            path.write_bytes(data)
+        again, anew = make("host", folder, resume=True)
+        JOB.step(anew, again, 2)
+        anew.store.close()
+        with pytest.raises(ResumeError, match="another's"):
+            optimizer.state_dict()
+
+
+def test_drives_that_generations_have_filled_are_used_again_once_one_is_dropped(
+    folder: Path,
+) -> None:
+    with FaultPoint().installed():
+        parameters, optimizer = make("host", folder)
+
+        def fill() -> None:
+            for step in range(100):
+                JOB.step(optimizer, parameters, step)
+                optimizer.keep(f"after {step}")
+
+        with pytest.raises(DriveFullError):
+            fill()
+        optimizer.store.drop("after 0")
+        for step in range(2):
+            optimizer.keep(f"again {step}")
+        before = everything(parameters, optimizer)
+        JOB.step(optimizer, parameters, 200)
+        assert everything(parameters, optimizer) != before
 
 
 @pytest.mark.parametrize("home", ["cards", "host"])

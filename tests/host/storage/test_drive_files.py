@@ -390,6 +390,14 @@ def test_a_drive_that_is_gone_is_not_committed_to(tmp_path) -> None:
         assert store.generation == 1
 
 
+def test_a_drive_is_found_from_another_directory(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Store.create(["a"], drive_bytes=64 * BLOCK_BYTES, owner=OWNER, direct=False) as store:
+        monkeypatch.chdir("/")
+        assert store.commit() == 1
+        assert store.drives[0].name == "a"
+
+
 HOLDER = """
 import sys
 from nearstep.storage.store import Store

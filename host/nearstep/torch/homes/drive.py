@@ -260,8 +260,8 @@ class DriveHome(DurableHome[StripedSegment]):
         try:
             moves = self._plan.update(items, made)
         except NoRoomError:
-            self.check_room(segment, list(arrays), segment.parameters[0].label)
-            raise
+            self.check_room(segment, list(arrays), segment.parameters[0].label)  # has more arrays
+            moves = self._plan.update(items, made)
         for move in moves:
             if move.kind in ("evict", "drop"):
                 evicted = self.segments[move.array.unit]
@@ -292,7 +292,7 @@ class DriveHome(DurableHome[StripedSegment]):
             if segment in self._ahead:
                 self._begin_check(segment)
                 continue
-            names = [name for name in arrays if name in segment.on_drives and not segment.has(name)]
+            names = [name for name in arrays if segment.has_whole(name) and not segment.has(name)]
             loaded = [name for name in names if self._is_loaded(segment, name)]
             if self._in_place:
                 self._free(self._spare // 2)

@@ -450,6 +450,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         """Roll back a failed step that is still pending. Raises `StorageError`."""
         if self._failed is not None:
             self._finish_undo(table, self._failed)
+        self.drives.check()
 
     def write_failed(self, table: StateTable, error: Exception) -> None:
         """Recover from a failed write to the drives outside of a step: as of
@@ -475,11 +476,12 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def load_checkpoint(self, owner: Owner, load: Callable[[], None]) -> None:
         """Load a checkpoint by `load`, and commit it."""
         table = owner.table
-        if table.interrupted is not None or self.is_open:
-            self.roll_back()
+        is_partial = table.interrupted is not None or self.is_open
         self._failed = self._open = None
         table.interrupted = "load_state_dict"  # cleared by the caller
         try:
+            if is_partial:
+                self.roll_back()
             load()
             self.write_masters(self.segments)
             self._commit(owner, _made(self.drives.store).steps + 1)
@@ -503,7 +505,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             decide = partial(self.ranks.prepared, made)
             self.drives.store.commit(meta, name=name, decide=decide)
         except UncertainCommitError as error:
-            self.drives.doubt(error.generation)
+            self.drives.doubt()
             try:
                 counts = self.drives.store.generation == error.generation
             except StorageError:
@@ -514,6 +516,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
 
     def _clean(self) -> None:
         """Record that the last generation has all writes."""
+        self.drives.own()
         self._unwritten.clear()
         for segment in self.segments:
             segment.dirty.clear()
@@ -521,6 +524,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
     def roll_back(self) -> None:
         """Restore the last generation, with nothing in memory."""
         self.drives.store.abort()  # waits for transfers in flight
+        self.drives.own()
         self.forget()
         for segment in self.segments:
             segment.dirty.clear()

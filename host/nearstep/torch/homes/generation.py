@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -173,11 +174,12 @@ def _options(group: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _plain(value: Any, where: str, key: str) -> Any:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return value.item()
+    if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1):
+        value = value.item()
     if isinstance(value, tuple | list):
         return [_plain(each, where, key) for each in value]
-    if value is None or isinstance(value, bool | int | float | str):
+    is_text = value is None or isinstance(value, int | str)
+    if is_text or (isinstance(value, float) and math.isfinite(value)):  # JSON has no infinity
         return value
     raise StateError(where, f"have an option {key!r} that drives can keep", value)
 

@@ -97,7 +97,9 @@ class OpenStore:
                 self._left = moved_from([str(each) for each in drives], owner)
             others = drives_of(options.others) if options.others else self._left
             if others:
-                self.source = self._at_agreed(lambda number: _opened(others, owner, number))
+                self.source = self._at_agreed(
+                    lambda number: _opened(others, owner, number, read_only=True)
+                )
             there = () if self.source is None else self.source.tensors
             kept = moments + (residual or any(HELD_BACK in name for name in there))
             self.store = self._open(drives, owner, kept, block, extent_bytes)
@@ -153,9 +155,7 @@ class OpenStore:
             left = unfinished(drives)
             if left:
                 raise NothingToResumeError(f"a step of {owner}", left)
-            store = self._at_agreed(
-                lambda number: Store.open(drives, owner=owner, generation=number)
-            )
+            store = self._at_agreed(lambda number: _opened(drives, owner, number, read_only=False))
             if self._options.generation is None and store.generation < max(store.generations):
                 store.drop_other()  # others do not have it
             try:
@@ -276,16 +276,20 @@ def _given_at(store: Store, generation: int | None) -> Store:
     return store
 
 
-def _opened(places: Sequence[Path], owner: str, generation: int | None) -> Store:
-    """Drives that a step is copied from."""
-    store = Store.open(places, owner=None, generation=generation, read_only=True)
+def _opened(
+    places: Sequence[str | Path], owner: str, generation: int | None, *, read_only: bool
+) -> Store:
+    """Drives with a step to go on from; of a later owner than they were made for, if the optimizer
+    has had other parameters since."""
+    store = Store.open(places, owner=None, generation=generation, read_only=read_only)
     found = store.meta.get("owner")
-    if found != owner:
-        store.close()
-        if found is None:
-            raise ResumeError(f"a step of {owner}", "none")
+    if found == owner:
+        return store
+    store.close()
+    if found is not None:
         raise OwnerError(str(places[0]), owner, str(found))
-    return store
+    store.drives[0].header.check_owner(str(places[0]), owner)
+    raise ResumeError(f"a step of {owner}", "none")
 
 
 def given_groups(params: ParamsT) -> Any:

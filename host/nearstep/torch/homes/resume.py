@@ -24,7 +24,6 @@ from nearstep.storage.drive_errors import (
     IncompleteSetError,
     NoGenerationError,
     NotADriveError,
-    OwnerError,
     StorageError,
 )
 from nearstep.storage.generation import read_slots
@@ -132,8 +131,8 @@ def _step(places: Sequence[Path], owner: str) -> Step | None:
     if not all(map(os.path.lexists, places)):
         return None
     try:
-        store = Store.open(places, owner=owner, read_only=True)
-    except (NotADriveError, OwnerError, ForeignDriveError, IncompleteSetError, NoGenerationError):
+        store = Store.open(places, owner=None, read_only=True)
+    except (NotADriveError, ForeignDriveError, IncompleteSetError, NoGenerationError):
         return None
     with store:
         if store.meta.get("owner") != owner:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -36,7 +35,7 @@ class HeldStore:
         self.last = store
         self._owns = owns
         self._is_stale = self._is_released = False
-        self._doubt: int | None = None
+        self.own()
 
     @property
     def store(self) -> Store:
@@ -59,14 +58,12 @@ class HeldStore:
                 opened.close()
             opened = self._opened(last)  # the optimizer did not resume from the newer one
         if self._is_released:
-            found = opened.generation
-            same = opened.drives[0].header.set_id == before.drives[0].header.set_id
-            if not same or found not in (last, self._doubt):
+            if opened.superblock not in (before.superblock, before.written):
                 opened.close()
-                raise ResumeError(f"generation {last} of this optimizer", f"another's {found}")
+                raise _of_another(last, opened)
         self.last = opened
         self._is_stale = self._is_released = False
-        self._doubt = None
+        self.own()
 
     def _opened(self, generation: int | None) -> Store:
         if not self._is_released:
@@ -74,9 +71,19 @@ class HeldStore:
         names = [drive.name for drive in self.last.drives]
         return Store.open(names, owner=None, generation=generation)
 
-    def doubt(self, generation: int) -> None:
-        """Mark a generation as perhaps committed: read the drives again before the next use."""
-        self._is_stale, self._doubt = True, generation
+    def own(self) -> None:
+        """Note that the last generation is of this optimizer."""
+        self._number, self._made = self.last.generation, self.last.meta.get("made")
+
+    def check(self) -> None:
+        """Raise `ResumeError` if another optimizer has made steps on the store; commits of the
+        program make none."""
+        if not self._is_stale and self.last.meta.get("made") not in (None, self._made):
+            raise _of_another(self._number, self.last)
+
+    def doubt(self) -> None:
+        """Mark the last commit as perhaps made: read the drives again before the next use."""
+        self._is_stale = True
 
     def release(self) -> None:
         """Unlock the drives until the next use of the store, if the optimizer opened them."""
@@ -87,6 +94,10 @@ class HeldStore:
     def close(self) -> None:
         """Close the store."""
         self.last.close()
+
+
+def _of_another(own: int, found: Store) -> ResumeError:
+    return ResumeError(f"generation {own} of this optimizer", f"another's {found.generation}")
 
 
 if TYPE_CHECKING:
@@ -202,6 +213,7 @@ class DriveSegment(Segment):
     ----------
     spans : first element and number of elements of each parameter.
     on_drives : arrays that have tensors on the drives.
+    partial : those of them that some parameters lack, which had no part in another run's units.
     parameters : parameters whose extents are in this segment.
     dirty : arrays written outside of steps, in memory or on drives, since the last commit.
     unit : index among the segments of an optimizer.
@@ -234,6 +246,7 @@ class DriveSegment(Segment):
         self.dirty: set[str] = set()
         self.in_step = False
         self.on_drives: set[str] = set()
+        self.partial: set[str] = set()
         self._nbytes: dict[str, int] = {}
         self.find()
 
@@ -258,7 +271,7 @@ class DriveSegment(Segment):
 
     @abstractmethod
     def find(self) -> None:
-        """Set `on_drives` to the arrays that the drives have."""
+        """Set `on_drives` and `partial` to the arrays that the drives have."""
 
     def elsewhere(self, array: str) -> StoredArray | None:
         on_drives = array in self.on_drives and not self.has(array)
@@ -295,22 +308,26 @@ class DriveSegment(Segment):
         are in memory already."""
         for name, value in arrays.items():
             passes = self.in_step and name in GRADIENTS
-            if not (name in self.on_drives or name == besides or passes):
+            if not (self.has_whole(name) or name == besides or passes):
                 self._add(name, value)
 
+    def has_whole(self, array: str) -> bool:
+        """Return whether the drives have an array of all parameters."""
+        return array in self.on_drives and array not in self.partial
+
     def _add(self, name: str, value: float) -> None:
-        dtype = self.dtype_of(name)
-        there = self.store.tensors
-        tensors = [each for each in self.tensors(name) if each[0] not in there]
-        for key, count, drive in tensors:
+        dtype, there = self.dtype_of(name), self.store.tensors
+        missing = [each for each in self.tensors(name) if each[0] not in there]
+        for key, count, drive in missing:
             extent = self.extent_bytes(name)
             self.store.add(key, count * dtype.itemsize, drive=drive, extent_bytes=extent)
         self.on_drives.add(name)
+        self.partial.discard(name)
         self.changed(name)
         if (value == 0.0 and not self.is_quantized(name)) or self.has(name):
             return  # new tensors have zeros
         data = self.filling(name, value)
-        for key, count, _ in tensors:
+        for key, count, _ in missing:
             for at in range(0, count, data.size):
                 part = data[: count - at]
                 self.store.write(key, part, at * dtype.itemsize)
@@ -319,8 +336,10 @@ class DriveSegment(Segment):
     def remove(self, name: str) -> None:
         """Remove an array from the drives."""
         self.on_drives.discard(name)
+        self.partial.discard(name)
         self.dirty.discard(name)
-        for key, _, _ in self.tensors(name):
+        there = self.store.tensors
+        for key in (key for key, _, _ in self.tensors(name) if key in there):
             self.store.remove(key)
 
 
@@ -352,10 +371,14 @@ class StripedSegment(DriveSegment):
             yield key, *self.span(array, start, start + count)[1:]
 
     def find(self) -> None:
-        keys = set(self._keys)
-        named = (name.rpartition(".") for name in self.store.tensors)
-        found = Counter(array for key, _, array in named if key in keys)
-        self.on_drives = {array for array, count in found.items() if count == len(keys)}
+        keys, there = set(self._keys), self.store.tensors
+        named = (name.rpartition(".") for name in there)
+        self.on_drives = {array for key, _, array in named if key in keys}
+        self.partial = {
+            array
+            for array in self.on_drives
+            if any(f"{key}.{array}" not in there for key in self._keys)
+        }
 
     def nbytes(self, array: str) -> int:
         """Return the bytes of an array on the channel with the largest share."""
