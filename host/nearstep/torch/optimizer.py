@@ -20,6 +20,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from nearstep.device import Device
 from nearstep.errors import ArgumentError
+from nearstep.storage.drive_errors import StorageError
 from nearstep.storage.store import Store
 from nearstep.torch import options
 from nearstep.torch.checks import check_parameter, label
@@ -210,13 +211,15 @@ class DeviceOptimizer(Optimizer):
     def store(self) -> Store | None:
         """The drives that state is kept on, or None.
 
-        Their generation is the last step. No other process may write to them.
-
-        Raises
-        ------
-        StorageError : they were unlocked after an error, and cannot be opened again.
+        Their generation is the last step. No other process may write to them. After an error they
+        are opened again; while that fails, this is the closed store.
         """
-        return None if self._durable is None else self._durable.drives.store
+        if self._durable is None:
+            return None
+        try:
+            return self._durable.drives.store
+        except StorageError:
+            return self._durable.drives.last
 
     @eager
     def keep(self, name: str) -> None:
