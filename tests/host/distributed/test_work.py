@@ -7,7 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -122,7 +122,7 @@ def test_what_fails_is_raised_and_the_next_work_goes_on(lane: Lane) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[CoarseProcessGroup]:
+def alone(folder: Path, release: Callable[[], None] = lambda: None) -> Iterator[CoarseProcessGroup]:
     """A group of one process."""
     pool = CoarsePool.open("golden:coarse?devices=2&groups=2&memory_bytes=4MiB")
     with Server(pool, f"unix:{folder}/socket", "a") as server:
@@ -133,6 +133,7 @@ def alone(folder: Path) -> Iterator[CoarseProcessGroup]:
             1,
             FileStore(str(folder / "store"), 1),
             timedelta(seconds=TIMEOUT_S),
+            release=release,
         )
 
 
@@ -179,13 +180,15 @@ def test_a_process_ends_well_while_it_waits_for_a_service() -> None:
     assert ended.stdout == "answered\n"
 
 
-def test_the_thread_of_a_group_that_nobody_has_ends(tmp_path: Path) -> None:
-    """A process that ends waits for it."""
-    with alone(tmp_path) as group:
+def test_a_group_that_nobody_has_leaves_and_ends_its_threads(tmp_path: Path) -> None:
+    """A process that ends waits for them."""
+    released = threading.Event()
+    with alone(tmp_path, released.set) as group:
         group.barrier().wait()
-        client, thread = group.client, group._lane._thread
-    del group
-    gc.collect()
-    thread.join(TIMEOUT_S)
-    assert not thread.is_alive()
-    client.close(leave=False)
+        threads = [group._lane._thread, group.client._replies._thread]
+        del group
+        gc.collect()
+        assert released.wait(TIMEOUT_S)
+        for each in threads:
+            each.join(TIMEOUT_S)
+            assert not each.is_alive()

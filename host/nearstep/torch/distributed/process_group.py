@@ -120,7 +120,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._gloos_made = 0
         self.gloo = self.make_gloo()
         self._lane = Lane("coarse collectives")
-        self._finalizer = Finalize(self, _end, (weakref.ref(self), self._lane), exitpriority=0)
+        left = self._lane, self._connected, release
+        self._finalizer = Finalize(self, _end, (weakref.ref(self), *left), exitpriority=0)
         self._held: list[CoarseWork] = []
         self._sums = 0
         self._failure: JobError | None = None
@@ -679,12 +680,28 @@ def _connect(connect: Callable[[], Client], connected: Future[Client]) -> None:
         client.close(leave=False)
 
 
-def _end(given: weakref.ref[CoarseProcessGroup], lane: Lane) -> None:
-    """End a group with a process of `multiprocessing`, or the thread of a group that nobody has."""
+def _end(
+    given: weakref.ref[CoarseProcessGroup],
+    lane: Lane,
+    connected: Future[Client],
+    release: Callable[[], None],
+) -> None:
+    """End a group with a process of `multiprocessing`, or what is left of a group that nobody
+    has."""
     if (group := given()) is None:
-        lane.end()
+        begin("coarse end", _leave, lane, connected, release)
     else:
         group.end_with_the_process()
+
+
+def _leave(lane: Lane, connected: Future[Client], release: Callable[[], None]) -> None:
+    """End the thread of a collected group, and its client or the making of it."""
+    lane.close()
+    with contextlib.suppress(InvalidStateError):
+        connected.set_exception(JobError("the process group was closed"))
+    if connected.exception() is None:
+        connected.result().close()
+    release()
 
 
 @atexit.register
