@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -178,6 +179,21 @@ def test_a_process_ends_well_while_it_waits_for_a_service() -> None:
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
     assert ended.stdout == "answered\n"
+
+
+def test_tensors_of_works_that_were_polled_are_freed(tmp_path: Path) -> None:
+    with alone(tmp_path) as group:
+        polled = []
+        for ask in (CoarseWork.is_completed, CoarseWork.is_success):
+            work = group.allreduce([given := torch.ones(3)])
+            assert work._ended.wait(TIMEOUT_S)
+            assert ask(work)
+            polled.append(weakref.ref(given))
+            del work, given
+        group.barrier().wait()
+        gc.collect()
+        assert [each() for each in polled] == [None, None]
+        group.shutdown()
 
 
 def test_a_group_that_nobody_has_leaves_and_ends_its_threads(tmp_path: Path) -> None:
