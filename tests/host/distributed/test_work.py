@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from torch._dynamo.types import ConvertFrameReturn
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service import Client, Server
 from nearstep.coarse.service.errors import JobError
+from nearstep.errors import ArgumentError
+from nearstep.torch.distributed import ddp_hook, dual_hook
+from nearstep.torch.distributed.fsdp import fsdp_reduce_scatter
 from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.work import CoarseWork, Lane
 
@@ -193,6 +197,17 @@ def test_tensors_of_works_that_were_polled_are_freed(tmp_path: Path) -> None:
         group.barrier().wait()
         gc.collect()
         assert [each() for each in polled] == [None, None]
+        group.shutdown()
+
+
+def test_a_given_group_has_its_own_wire_and_timeout(tmp_path: Path) -> None:
+    with alone(tmp_path) as group:
+        given: dict[str, Any] = {"wire": "fp32", "timeout_s": TIMEOUT_S}
+        assert ddp_hook(group)[0] is ddp_hook(group, **given)[0] is group
+        for make in (ddp_hook, partial(dual_hook, m=4), fsdp_reduce_scatter):
+            for name, value in {"wire": "bf16", "timeout_s": 2 * TIMEOUT_S}.items():
+                with pytest.raises(ArgumentError, match=f"{name} must be {given[name]}, of the"):
+                    make(group, **{name: value})
         group.shutdown()
 
 

@@ -180,6 +180,11 @@ class CoarseProcessGroup(dist.ProcessGroup):
     def getRank(self) -> int:
         return self._rank
 
+    @property
+    def timeout_s(self) -> float:
+        """Limit of each collective, in seconds."""
+        return self._timeout.total_seconds()
+
     def setTimeout(self, timeout: timedelta) -> None:
         """Set the timeout of later collectives."""
         self.client.timeout_s = timeout.total_seconds()
