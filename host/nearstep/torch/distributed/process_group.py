@@ -609,8 +609,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
         name = ring_operation(given, operation) if self._size > 1 else None
         if name is None:
             taken = given if given is out else given.clone()
-            taken = taken.contiguous() if taken.layout == torch.strided else taken
-            self.gloo.all_reduce("all_reduce", taken, operation)
+            is_dense = taken.layout == torch.strided
+            taken = taken.contiguous() if is_dense else taken
+            with torch.inference_mode(is_dense or taken.is_inference()):  # a sparse sum is new
+                self.gloo.all_reduce("all_reduce", taken, operation)
             if out is not None and out is not taken:
                 out.copy_(taken)
             return
