@@ -77,6 +77,18 @@ def fallbacks() -> int:
     return 3
 
 
+def sparse() -> int:
+    """Backward can use the values of a sum, unless it was made in inference mode."""
+    size, weights = dist.get_world_size(), torch.ones(3, requires_grad=True)
+    dist.all_reduce(given := torch.eye(3).to_sparse())
+    (weights * given._values()).sum().backward()
+    assert (weights.grad == size).all()
+    with torch.inference_mode():
+        dist.all_reduce(given := torch.eye(3).to_sparse())
+        assert (given.to_dense() == size * torch.eye(3)).all()
+    return 2
+
+
 def messages() -> int:
     """Point to point, from a named rank and from any."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -238,7 +250,7 @@ def a_group_that_ends_in_mid_sum() -> int:
 
 def all_of_them() -> tuple[int, list[str]]:
     """Counts of checks, and what `lost` gives."""
-    checks = works_and_futures() + fallbacks() + messages() + groups()
+    checks = works_and_futures() + fallbacks() + sparse() + messages() + groups()
     checks += calls_with_one_tensor() + a_group_that_ends_in_mid_sum() + not_the_same() + late()
     dist.barrier()
     return checks, lost()

@@ -121,6 +121,13 @@ def refused(device: str) -> int:
     ):
         with pytest.raises(RefusedError, match="state"):  # at every rank, and none waits
             refused_one()
+    rank = dist.get_rank()
+    odd: Any = {"step": 3}
+    with pytest.raises(RefusedError if rank else AttributeError, match="'int' object has no"):
+        save_snapshot(group, NOWHERE, odd)
+    said = torch.full((256,), 1.0 + rank)
+    group.broadcast(said, 0).wait()  # the group is in step
+    assert (said == 1).all()
     before = one.detach().clone()
     optimizer.step(closure)
     assert (one < before).all()
@@ -139,4 +146,4 @@ def refused(device: str) -> int:
     both.param_groups[1]["lr"] = 1.0
     both.step()
     assert (one == before - 0.5).all()
-    return 17
+    return 19

@@ -14,7 +14,7 @@ def check(count: int) -> None:
     *found, gone = on_processes(count, programs.all_of_them)
     assert isinstance(gone, Gone)
     for checks, errors in found:
-        assert checks >= 8 + 3 + count + 6 + 11 + 5 + 2 + 1
+        assert checks >= 8 + 3 + 2 + count + 6 + 11 + 5 + 2 + 1
         assert all(f"client {count - 1} of job" in each for each in errors), errors
 
 

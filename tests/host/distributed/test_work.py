@@ -7,8 +7,10 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ from torch._dynamo.types import ConvertFrameReturn
 from nearstep.coarse.pool import CoarsePool
 from nearstep.coarse.service import Client, Server
 from nearstep.coarse.service.errors import JobError
+from nearstep.errors import ArgumentError
+from nearstep.torch.distributed import ddp_hook, dual_hook
+from nearstep.torch.distributed.fsdp import fsdp_reduce_scatter
 from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.work import CoarseWork, Lane
 
@@ -122,7 +127,7 @@ def test_what_fails_is_raised_and_the_next_work_goes_on(lane: Lane) -> None:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[CoarseProcessGroup]:
+def alone(folder: Path, release: Callable[[], None] = lambda: None) -> Iterator[CoarseProcessGroup]:
     """A group of one process."""
     pool = CoarsePool.open("golden:coarse?devices=2&groups=2&memory_bytes=4MiB")
     with Server(pool, f"unix:{folder}/socket", "a") as server:
@@ -133,6 +138,7 @@ def alone(folder: Path) -> Iterator[CoarseProcessGroup]:
             1,
             FileStore(str(folder / "store"), 1),
             timedelta(seconds=TIMEOUT_S),
+            release=release,
         )
 
 
@@ -179,13 +185,41 @@ def test_a_process_ends_well_while_it_waits_for_a_service() -> None:
     assert ended.stdout == "answered\n"
 
 
-def test_the_thread_of_a_group_that_nobody_has_ends(tmp_path: Path) -> None:
-    """A process that ends waits for it."""
+def test_tensors_of_works_that_were_polled_are_freed(tmp_path: Path) -> None:
     with alone(tmp_path) as group:
+        polled = []
+        for ask in (CoarseWork.is_completed, CoarseWork.is_success):
+            work = group.allreduce([given := torch.ones(3)])
+            assert work._ended.wait(TIMEOUT_S)
+            assert ask(work)
+            polled.append(weakref.ref(given))
+            del work, given
         group.barrier().wait()
-        client, thread = group.client, group._lane._thread
-    del group
-    gc.collect()
-    thread.join(TIMEOUT_S)
-    assert not thread.is_alive()
-    client.close(leave=False)
+        gc.collect()
+        assert [each() for each in polled] == [None, None]
+        group.shutdown()
+
+
+def test_a_given_group_has_its_own_wire_and_timeout(tmp_path: Path) -> None:
+    with alone(tmp_path) as group:
+        given: dict[str, Any] = {"wire": "fp32", "timeout_s": TIMEOUT_S}
+        assert ddp_hook(group)[0] is ddp_hook(group, **given)[0] is group
+        for make in (ddp_hook, partial(dual_hook, m=4), fsdp_reduce_scatter):
+            for name, value in {"wire": "bf16", "timeout_s": 2 * TIMEOUT_S}.items():
+                with pytest.raises(ArgumentError, match=f"{name} must be {given[name]}, of the"):
+                    make(group, **{name: value})
+        group.shutdown()
+
+
+def test_a_group_that_nobody_has_leaves_and_ends_its_threads(tmp_path: Path) -> None:
+    """A process that ends waits for them."""
+    released = threading.Event()
+    with alone(tmp_path, released.set) as group:
+        group.barrier().wait()
+        threads = [group._lane._thread, group.client._replies._thread]
+        del group
+        gc.collect()
+        assert released.wait(TIMEOUT_S)
+        for each in threads:
+            each.join(TIMEOUT_S)
+            assert not each.is_alive()

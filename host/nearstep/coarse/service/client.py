@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import json
 import math
 import threading
 import time
@@ -205,6 +204,7 @@ class Client:
 
         Raises
         ------
+        ArgumentError : the name has more than 256 characters.
         DeviceMemoryError : no memory for the value; the version before it is kept.
         """
         with self._arena.borrow(data.size) as place:
@@ -223,27 +223,26 @@ class Client:
 
         Raises
         ------
+        ArgumentError : more than 16,384 names, or 512 KiB of them.
         RefusedError : `kind` tells the reason: no such value, no memory for the copies, a full
             disk, or an optimizer step in progress.
 
         Ref: COARSE paper, section IV-A.
         """
-        return self._replies.ask(f"a snapshot in {path}", messages.Save, list(keys), path)
+        return self._replies.ask(f"a snapshot in {path}", messages.Save, list(keys), path).text
 
     def load(self, path: str) -> dict[str, int]:
         """Store the values of a snapshot again: a file, or the newest generation of `path`.
 
         Returns
         -------
-        dict[str, int] : size in bytes of each stored value, by name.
+        dict[str, int] : size in bytes of each value of the snapshot, by name.
 
         Raises
         ------
         RefusedError : the file is torn (names the last good one) or missing. Nothing was changed.
         """
-        text = self._replies.ask(f"the snapshot in {path}", messages.Load, path)
-        found: dict[str, int] = json.loads(text)
-        return found
+        return self._replies.ask(f"the snapshot in {path}", messages.Load, path).sizes
 
     def profile(self, sizes: Sequence[int] = PROFILED_BYTES, *, repeats: int = 3) -> Profile:
         """Measure the time to write bytes to the memory of each device and to read them back.

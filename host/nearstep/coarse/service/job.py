@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from nearstep.coarse.service import errors, messages
 from nearstep.coarse.service.device_exchange import DeviceExchange, Shard
 from nearstep.coarse.service.key_value import KeyValueStore, hyper_of
 from nearstep.coarse.service.session import Session
+from nearstep.coarse.service.wire import MAX_MESSAGE_BYTES, check_message
 from nearstep.coarse.stored import StoredParameters
 from nearstep.errors import ArgumentError, NearstepError, OutOfDeviceMemoryError
 from nearstep.storage.snapshot_file import Arrays
@@ -335,12 +335,14 @@ class TrainingJob:
         )
 
     def loaded(self, session: Session, message: Loaded) -> None:
-        """Store the contents of a file; send their names and sizes to the client."""
+        """Store the contents of a file, unless the client cannot be sent their names and sizes."""
         self._check_no_step()
         if isinstance(message.found, Exception):
             raise message.found
+        sizes = {key: each[0].nbytes for key, each in message.found.items()}
+        check_message(answer := messages.Done(message.request, sizes=sizes), MAX_MESSAGE_BYTES)
         self._values.restore(message.found)
-        session.send(messages.Done(message.request, json.dumps(self._values.sizes)))
+        session.send(answer)
 
     def get(self, session: Session, message: messages.Get) -> None:
         """Send bytes to a client, when they are stored."""

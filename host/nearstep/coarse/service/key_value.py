@@ -156,13 +156,13 @@ class KeyValueStore:
         threading.Thread(target=read, name="coarse snapshot", daemon=True).start()
 
     def _place(self, path: str) -> Path:
-        """Return a path in the folder. Raise `ArgumentError` for another one."""
+        """Return a path below the folder. Raise `ArgumentError` for another one."""
         if self.snapshots is None:
             raise ArgumentError(
                 "the service must have a folder for snapshots, and has none: --snapshots"
             )
         place = as_path(path).resolve()
-        if not place.is_relative_to(self.snapshots.resolve()):
+        if not place.parent.is_relative_to(self.snapshots.resolve()):
             raise ArgumentError(f"path must be in {self.snapshots}, not {path!r}")
         return place
 

@@ -10,8 +10,11 @@ from typing import Annotated, Any, Literal, Union
 
 from msgspec import Meta, Struct
 
-VERSION = 9
+VERSION = 10
 """Version of the protocol; both sides must have the same."""
+
+MAX_KEYS = 1 << 14
+"""Maximum number of names in a snapshot."""
 
 Number = Annotated[int, Meta(ge=0, le=(1 << 62) - 1)]
 Name = Annotated[str, Meta(max_length=256)]
@@ -233,7 +236,7 @@ class Barrier(Request):
 class Save(Request):
     """Write the values of these names to a snapshot, as one version."""
 
-    keys: Annotated[list[Name], Meta(max_length=4096)]
+    keys: Annotated[list[Name], Meta(max_length=MAX_KEYS)]
     path: Text
 
 
@@ -244,11 +247,15 @@ class Load(Request):
 
 
 class Done(FromService):
-    """A request has succeeded, with this text; requested bytes are in the segment, or follow."""
+    """A request has succeeded, with this text; requested bytes are in the segment, or follow.
+
+    `sizes` : bytes of each value of a loaded snapshot, by name.
+    """
 
     request: Number
     text: Text = ""
     nbytes: Number = 0
+    sizes: Annotated[dict[Name, Number], Meta(max_length=MAX_KEYS)] = {}
 
 
 class Missing(Request):

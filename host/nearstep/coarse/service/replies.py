@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from nearstep.coarse.service import errors, messages
 from nearstep.coarse.service.shared_memory import SharedMemory
-from nearstep.coarse.service.wire import SLICE_S, Address, Connection
+from nearstep.coarse.service.wire import (
+    MAX_REQUEST_BYTES,
+    SLICE_S,
+    Address,
+    Connection,
+    check_message,
+)
 
 ANSWER_S = 5.0
 """Limit of the wait for the service's answer to `Missing`."""
@@ -135,30 +141,38 @@ class Replies:
         *fields: Any,
         payload: NDArray[np.uint8] | None = None,
         into: NDArray[np.uint8] | None = None,
-    ) -> str:
-        """Send a request, and return the text of the answer.
+    ) -> messages.Done:
+        """Send a request, and return the answer.
 
         Parameters
         ----------
         what : name, in errors, of what the client waits for.
         kind, fields : class of the request, and its fields after the number.
         into : destination of the answer's payload.
+
+        Raises
+        ------
+        ArgumentError : the service would not accept the request, such as a long name.
         """
         request = next(self._requests)
+        message = kind(request, *fields)
+        check_message(message, MAX_REQUEST_BYTES)
         if into is not None:
             self._buffers[request] = into
         try:
-            self.send(kind(request, *fields), payload)
+            self.send(message, payload)
             return self.answer(request, what)
         finally:
             self._buffers.pop(request, None)
 
-    def answer(self, request: int, what: str) -> str:
-        """Wait for the answer to a request, and return its text; raise the error of a refusal."""
-        message = self.wait(lambda: self._answers.pop(request, None), what)
+    def answer(self, request: int, what: str) -> messages.Done:
+        """Wait for the answer to a request, and return it; raise the error of a refusal."""
+        message: messages.Done | messages.Refused = self.wait(
+            lambda: self._answers.pop(request, None), what
+        )
         if isinstance(message, messages.Refused):
             raise errors.refusal(message.kind, message.detail)
-        return str(message.text)
+        return message
 
     def wait(self, found: Callable[[], Any], what: str) -> Any:
         """Wait until `found` returns a true value, and return it.

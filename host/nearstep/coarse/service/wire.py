@@ -32,6 +32,9 @@ from nearstep.errors import ArgumentError
 MAGIC = b"NSC1"
 HEADER = struct.Struct("<4sIQ")
 MAX_MESSAGE_BYTES = 1 << 20
+MAX_REQUEST_BYTES = 1 << 19
+"""Maximum size of a request: the answer to `Load` has the names of a `Save`, and sizes."""
+
 MAX_STRANGER_BYTES = 1 << 12
 """Maximum size of a message before the sender has proved that it knows the token."""
 
@@ -56,6 +59,17 @@ BufferOf = Callable[[Any], "NDArray[np.uint8] | None"]
 ADDRESS = re.compile(
     r"unix:(?P<path>.+)|tcp:(\[(?P<six>.+)\]|(?P<host>[^:\[\]]+)):(?P<port>\d+)", re.DOTALL
 )
+
+
+def check_message(message: Message, max_bytes: int) -> None:
+    """Raise `ArgumentError` for a message that the other end would not accept."""
+    kind, body = type(message), msgspec.msgpack.encode(message)
+    if len(body) > max_bytes:
+        raise ArgumentError(f"{kind.__name__} must have at most {max_bytes} bytes, not {len(body)}")
+    try:
+        msgspec.msgpack.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise ArgumentError(f"{kind.__name__}: {error}") from error
 
 
 class Address:

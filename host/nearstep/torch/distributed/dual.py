@@ -16,7 +16,6 @@ from torch.futures import Future, collect_all
 from nearstep.coarse.dual import DualInputs
 from nearstep.coarse.routing import SHARD_ALIGNMENT
 from nearstep.coarse.schedule import taken_by_devices
-from nearstep.coarse.service.client import TIMEOUT_S
 from nearstep.scalars import check_whole
 from nearstep.torch.distributed.hook import averaged, group_beside
 from nearstep.torch.distributed.process_group import CoarseProcessGroup
@@ -63,8 +62,8 @@ def dual_hook(
     group: dist.ProcessGroup | None = None,
     *,
     m: int,
-    wire: str = "fp32",
-    timeout_s: float = TIMEOUT_S,
+    wire: str | None = None,
+    timeout_s: float | None = None,
 ) -> tuple[DualAverage, Hook]:
     """Return state and hook, for `model.register_comm_hook(*dual_hook(m=...))`.
 
@@ -78,8 +77,7 @@ def dual_hook(
     group : as for `ddp_hook`.
     m : bytes of float32 gradients, in the order in which DDP gives its buckets; in a bucket that is
         cut, a multiple of 2048. `best_split(measure_dual(...))` is the closed form's.
-    wire : format on the links of the devices.
-    timeout_s : of each wait.
+    wire, timeout_s : as for `ddp_hook`.
 
     Ref: COARSE paper, section III-F.
     """

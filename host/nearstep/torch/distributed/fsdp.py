@@ -11,7 +11,6 @@ from torch import Tensor
 from torch._C._distributed_c10d import ReduceScatterOptions
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from nearstep.coarse.service.client import TIMEOUT_S
 from nearstep.torch.distributed.hook import group_beside
 from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.work import CoarseWork
@@ -51,7 +50,10 @@ class CoarseReduceScatter(ReduceScatter):
 
 
 def fsdp_reduce_scatter(
-    group: dist.ProcessGroup | None = None, *, wire: str = "fp32", timeout_s: float = TIMEOUT_S
+    group: dist.ProcessGroup | None = None,
+    *,
+    wire: str | None = None,
+    timeout_s: float | None = None,
 ) -> CoarseReduceScatter:
     """Return a reduce-scatter for fully sharded modules.
 
@@ -65,7 +67,6 @@ def fsdp_reduce_scatter(
     Parameters
     ----------
     group : group that the model is sharded over; None: the default group.
-    wire : format on the links of the devices: `fp32`, `fp16`, `bf16`.
-    timeout_s : limit of each wait, in seconds.
+    wire, timeout_s : as for `ddp_hook`.
     """
     return CoarseReduceScatter(group_beside(group, wire, timeout_s))

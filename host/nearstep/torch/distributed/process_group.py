@@ -120,7 +120,8 @@ class CoarseProcessGroup(dist.ProcessGroup):
         self._gloos_made = 0
         self.gloo = self.make_gloo()
         self._lane = Lane("coarse collectives")
-        self._finalizer = Finalize(self, _end, (weakref.ref(self), self._lane), exitpriority=0)
+        left = self._lane, self._connected, release
+        self._finalizer = Finalize(self, _end, (weakref.ref(self), *left), exitpriority=0)
         self._held: list[CoarseWork] = []
         self._sums = 0
         self._failure: JobError | None = None
@@ -178,6 +179,11 @@ class CoarseProcessGroup(dist.ProcessGroup):
 
     def getRank(self) -> int:
         return self._rank
+
+    @property
+    def timeout_s(self) -> float:
+        """Limit of each collective, in seconds."""
+        return self._timeout.total_seconds()
 
     def setTimeout(self, timeout: timedelta) -> None:
         """Set the timeout of later collectives."""
@@ -603,8 +609,10 @@ class CoarseProcessGroup(dist.ProcessGroup):
         name = ring_operation(given, operation) if self._size > 1 else None
         if name is None:
             taken = given if given is out else given.clone()
-            taken = taken.contiguous() if taken.layout == torch.strided else taken
-            self.gloo.all_reduce("all_reduce", taken, operation)
+            is_dense = taken.layout == torch.strided
+            taken = taken.contiguous() if is_dense else taken
+            with torch.inference_mode(is_dense or taken.is_inference()):  # a sparse sum is new
+                self.gloo.all_reduce("all_reduce", taken, operation)
             if out is not None and out is not taken:
                 out.copy_(taken)
             return
@@ -679,12 +687,28 @@ def _connect(connect: Callable[[], Client], connected: Future[Client]) -> None:
         client.close(leave=False)
 
 
-def _end(given: weakref.ref[CoarseProcessGroup], lane: Lane) -> None:
-    """End a group with a process of `multiprocessing`, or the thread of a group that nobody has."""
+def _end(
+    given: weakref.ref[CoarseProcessGroup],
+    lane: Lane,
+    connected: Future[Client],
+    release: Callable[[], None],
+) -> None:
+    """End a group with a process of `multiprocessing`, or what is left of a group that nobody
+    has."""
     if (group := given()) is None:
-        lane.end()
+        begin("coarse end", _leave, lane, connected, release)
     else:
         group.end_with_the_process()
+
+
+def _leave(lane: Lane, connected: Future[Client], release: Callable[[], None]) -> None:
+    """End the thread of a collected group, and its client or the making of it."""
+    lane.close()
+    with contextlib.suppress(InvalidStateError):
+        connected.set_exception(JobError("the process group was closed"))
+    if connected.exception() is None:
+        connected.result().close()
+    release()
 
 
 @atexit.register

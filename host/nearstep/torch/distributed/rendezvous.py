@@ -118,28 +118,37 @@ def agree(store: Store, rank: int, size: int, timeout_s: float) -> str:
 
     Raises
     ------
-    JobError : rank 0 did not accept in time.
+    JobError : a rank did not begin in time.
     """
     mine = uuid.uuid4().hex
     offer, deadline = f"{KEY}/offer", time.monotonic() + timeout_s
+
+    def wait(late: int) -> None:
+        if time.monotonic() > deadline:
+            raise JobError(
+                f"waited {timeout_s} s for rank {late} to begin the process group", [late]
+            )
+        time.sleep(POLL_S)
+
+    def read(key: str) -> str:
+        return store.get(key).decode() if store.check([key]) else ""
+
     if rank == 0:
         store.set(offer, mine)
         for peer in range(1, size):
-            while (answer := store.get(f"{KEY}/{mine}/{peer}").decode()) in ACCEPTED:
-                time.sleep(POLL_S)  # the peer has not read the acceptance of an earlier offer
+            while (answer := read(f"{KEY}/{mine}/{peer}")) in ("", *ACCEPTED):
+                wait(peer)  # or it has not read the acceptance of an earlier offer
             ACCEPTED.add(answer)
             store.set(f"{KEY}/{answer}", mine)
         return mine
     answered = ""
-    while not store.check([f"{KEY}/{mine}"]):
-        if (offered := store.get(offer).decode()) != answered:
+    while not (accepted := read(f"{KEY}/{mine}")):
+        if (offered := read(offer)) != answered:
             store.set(f"{KEY}/{offered}/{rank}", mine)
             answered = offered
-        elif time.monotonic() > deadline:
-            raise JobError(f"waited {timeout_s} s for rank 0 to begin the process group", [0])
         else:
-            time.sleep(POLL_S)
-    return store.get(f"{KEY}/{mine}").decode()
+            wait(0)
+    return accepted
 
 
 def default_device(size: int, *, exact: bool = False) -> str:

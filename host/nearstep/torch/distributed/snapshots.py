@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions
 
-from nearstep.coarse.service.errors import RefusedError
+from nearstep.coarse.service.errors import JobError, RefusedError
 from nearstep.torch.distributed.process_group import CoarseProcessGroup
 from nearstep.torch.distributed.tensors import bytes_of
 
@@ -19,6 +19,7 @@ INDEX = "tensors"
 """Name of the value with names, dtypes and shapes of a snapshot's tensors, in JSON."""
 
 OUTCOME_BYTES = 1024
+"""Size of what rank 0 tells others: 1 after a failure, and its type and text."""
 
 
 def save_snapshot(group: CoarseProcessGroup, path: str, tensors: Mapping[str, Tensor]) -> str:
@@ -94,21 +95,25 @@ def first_does(group: CoarseProcessGroup, action: Callable[[], None]) -> None:
 
     Raises
     ------
-    RefusedError : the service refused the action; all ranks raise the error.
+    Exception : of the action, at rank 0; a `RefusedError` of its type and text at the others.
     """
     group.client.barrier()
-    refused: RefusedError | None = None
+    failure: Exception | None = None
     said = torch.zeros(OUTCOME_BYTES, dtype=torch.uint8)
     if group.client.rank == 0:
         try:
             action()
-        except RefusedError as error:
-            refused = error
-            told = str(error).encode()[:OUTCOME_BYTES]
-            said[: len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+        except JobError:  # it ends the group
+            raise
+        except Exception as error:
+            failure = error
+            kind = "" if isinstance(error, RefusedError) else f"{type(error).__name__}: "
+            data = f"\1{kind}{error}".encode(errors="replace")[:OUTCOME_BYTES]
+            said[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     group.gloo.wait([group.gloo.group.broadcast([said], BroadcastOptions())])
-    if refused is not None:
-        raise refused
-    if (text := bytes_of(said).tobytes().rstrip(b"\0").decode(errors="replace")) != "":
+    if failure is not None:
+        raise failure
+    if said[0]:
+        text = bytes_of(said[1:]).tobytes().rstrip(b"\0").decode(errors="replace")
         kind, _, detail = text.partition(": ")
         raise RefusedError(kind, detail)

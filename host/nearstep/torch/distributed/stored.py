@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from nearstep.coarse import optimizer as stored
-from nearstep.coarse.service.client import TIMEOUT_S
 from nearstep.coarse.service.stored import ServiceStore
 from nearstep.errors import ArgumentError, DtypeError
 from nearstep.torch.distributed.hook import group_beside
@@ -42,14 +41,15 @@ class StorageOptimizer(torch.optim.Optimizer):
     group : of processes; None is the default one. Beside a group of another backend, one of the
         memory devices is made with the same processes.
     wire : format on the links of the devices.
-    timeout_s : of each wait, if a group is made.
+    timeout_s : of each wait, in seconds; None: the given group's, or 1800.
     key : name of the parameters at the service; another one for another optimizer.
     **hyper : hyper-parameters, those of `torch.optim` under their names; they may change in
         `param_groups` from step to step, such as by a scheduler.
 
     Raises
     ------
-    ArgumentError : a parameter is a DTensor, or none of the above.
+    ArgumentError : a parameter is a DTensor, or none of the above; or a given group of the memory
+        devices has another `timeout_s`.
     RefusedError : the devices do not have the rule, or a hyper-parameter is wrong.
     UnlikeError : the processes call with different arguments.
 
@@ -63,14 +63,14 @@ class StorageOptimizer(torch.optim.Optimizer):
         *,
         group: dist.ProcessGroup | None = None,
         wire: str = "fp32",
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float | None = None,
         key: str = "parameters",
         **hyper: Any,
     ) -> None:
         super().__init__(params, dict(hyper))
         self._names = tuple(hyper)
         self._groups = [_Flat(each["params"]) for each in self.param_groups]
-        self._processes = group_beside(group, wire, timeout_s)
+        self._processes = group_beside(group, None, timeout_s)
         self._stored: list[stored.StorageOptimizer] = []
         self._stores = [
             ServiceStore(self._processes.client, f"{key}/{number}", wire=wire)

@@ -97,12 +97,14 @@ class CoarseWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        if not self._ended.is_set():
+        if ended := self._ended.is_set():
+            self._asked = True
+        else:
             self._lane.wake()
-        return self._ended.is_set()
+        return ended
 
     def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
+        return self.is_completed() and self._error is None
 
     def exception(self) -> Any:
         return self._error

@@ -9,6 +9,8 @@ import pytest
 
 from nearstep.coarse.service import Client
 from nearstep.coarse.service.errors import DeviceMemoryError, RefusedError, UnlikeError
+from nearstep.coarse.service.messages import MAX_KEYS
+from nearstep.errors import ArgumentError
 
 
 def values(version: int) -> dict[str, np.ndarray]:
@@ -75,10 +77,62 @@ def test_a_snapshot_without_space_replaces_no_value(serve, tmp_path: Path) -> No
             client.get(key, out)
             checked += int((out == data).sum())
         client.keep("c", data[:1])
-        assert client.load(path) == {"a": 1000, "c": 1, "b": 1 << 20}
+        assert client.load(path) == {"a": 1000, "b": 1 << 20}
         return checked
 
     assert serve(2).run(1, load) == [5 + (7 << 19)]
+
+
+def test_a_snapshot_of_many_names_is_loaded(serve, tmp_path: Path) -> None:
+    """More than an answer's text has room for; the job has other values beside."""
+    path = str(tmp_path / "state")
+    names = [f"tensor/transformer.blocks.{n}.attention.query_key_value.weight" for n in range(1200)]
+
+    def write(client: Client) -> str:
+        for number, key in enumerate(names):
+            client.keep(key, np.full(1, number % 256, np.uint8))
+        return client.save(path, names)
+
+    service = serve(2)
+    service.run(1, write)
+
+    def load(client: Client) -> int:
+        client.keep("other", np.zeros(1, np.uint8))
+        assert client.load(path) == dict.fromkeys(names, 1)
+        checked, out = 0, np.zeros(1, np.uint8)
+        for number, key in enumerate(names):
+            client.get(key, out)
+            checked += int(out[0]) == number % 256
+        return checked
+
+    assert service.run(1, load) == [1200]
+
+
+def test_what_the_service_would_not_take_is_not_sent(serve, tmp_path: Path) -> None:
+    path, data = str(tmp_path / "state"), np.zeros(1, np.uint8)
+    wide = [f"{number:0256}" for number in range(MAX_KEYS)]
+
+    def action(client: Client) -> int:
+        client.keep("a", data)
+        refused = 0
+        for match, act in (
+            ("length <= 256", lambda: client.keep("n" * 257, data)),
+            ("length <= 256", lambda: client.get("n" * 257, data)),
+            ("length <= 256", lambda: client.save(path, ["a", "n" * 257])),
+            (f"length <= {MAX_KEYS}", lambda: client.save(path, ["a"] * (MAX_KEYS + 1))),
+            ("at most 524288 bytes", lambda: client.save(path, wide)),
+            ("length <= 65536", lambda: client.load("p" * 65537)),
+        ):
+            with pytest.raises(ArgumentError, match=match):
+                act()
+            refused += 1
+        client.save(path, ["a"] * MAX_KEYS)
+        client.keep("n" * 256, data)
+        client.save(path, ["a", "n" * 256])
+        assert client.load(path) == {"a": 1, "n" * 256: 1}
+        return refused
+
+    assert serve(2).run(1, action) == [6]
 
 
 def test_what_cannot_be_saved_or_loaded(serve, tmp_path: Path) -> None:

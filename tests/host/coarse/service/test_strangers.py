@@ -195,12 +195,13 @@ def test_clients_save_and_load_in_the_folder_of_the_service_alone(serve, tmp_pat
     def action(client: Client) -> int:
         client.keep("a", np.arange(9, dtype=np.uint8))
         refused = 0
-        for place in (outside / "x", inside / ".." / "x", inside / "way out" / "x", "/x", "\0"):
+        ways_out = outside / "x", inside / ".." / "x", inside / "way out" / "x", "/x", "\0"
+        for place in (*ways_out, inside, inside / ".." / "in"):
             for act in (lambda path: client.save(path, ["a"]), client.load):
                 with pytest.raises(RefusedError, match="path must"):
                     act(str(place))
                 refused += 1
-        for place in (inside / "linked", inside / "pipe", inside):
+        for place in (inside / "linked", inside / "pipe"):
             with pytest.raises(RefusedError):
                 client.load(str(place))
             refused += 1
@@ -208,7 +209,7 @@ def test_clients_save_and_load_in_the_folder_of_the_service_alone(serve, tmp_pat
         assert client.load(str(inside / "x")) == {"a": 9}
         return refused
 
-    assert service.run(1, action) == [13]
+    assert service.run(1, action) == [16]
     assert not [*outside.iterdir()]
     assert {each.name for each in tmp_path.iterdir()} >= {"in", "out"}
 
