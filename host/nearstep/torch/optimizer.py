@@ -476,8 +476,9 @@ class DeviceOptimizer(Optimizer):
 
         Raises
         ------
-        UnsupportedOptionError, HyperparameterError, StateError, ValueError : nothing has been
-            loaded.
+        UnsupportedOptionError, HyperparameterError, ParameterError, StateError, ValueError,
+        OutOfDeviceMemoryError : nothing has been loaded.
+        DeviceError : the device has failed, and refuses steps until a checkpoint is loaded.
         """
         # Registered last, the hook runs after the user's.
         handle = self.register_load_state_dict_pre_hook(_prepare_to_load)
@@ -505,8 +506,18 @@ class DeviceOptimizer(Optimizer):
 
     @eager
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Set the state from pickle, a copy, or `load_state_dict`."""
-        state = dict(state)
+        """Set the state from pickle, a copy, or `load_state_dict`: all of it, or none."""
+        before = dict(vars(self))
+        try:
+            self._set_state(dict(state))
+        except BaseException:
+            vars(self).update(before)
+            raise
+        self.table.interrupted = None
+        if self._early is not None:
+            self._early.begin(self)
+
+    def _set_state(self, state: dict[str, Any]) -> None:
         if "device" in state:
             self._attach(state.pop("device"), state.pop("settings"), state["defaults"])
         table, labels = self.table, labels_of(state["param_groups"])
@@ -528,9 +539,6 @@ class DeviceOptimizer(Optimizer):
             self._durable.load_checkpoint(self, load)
         else:
             load()
-        table.interrupted = None
-        if self._early is not None:
-            self._early.begin(self)
 
     @eager
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
