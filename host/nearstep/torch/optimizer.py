@@ -551,9 +551,10 @@ class DeviceOptimizer(Optimizer):
         twin.__setstate__({**state, "device": device})
         return twin
 
-    def keep_apart(self) -> None:
+    def keep_apart(self) -> Callable[[], None]:
         """Without a device: keep parameters and state in memory of the processor's own, as on a
-        device, from which parameters are fetched; updates have the same bits.
+        device, from which parameters are fetched; updates have the same bits. Return what undoes it
+        before the next step.
 
         Raises
         ------
@@ -562,12 +563,19 @@ class DeviceOptimizer(Optimizer):
             own.
         """
         if not self._is_host:
-            return
+            return lambda: None
         if not isinstance(self.table.source, str):
             raise ArgumentError(NO_DEVICE)
         parameters = (p for group in self.param_groups for p in group["params"])
         device = host_device(self.table.source, self.settings, self.table.rule, parameters)
+        before = dict(vars(self))
         self.__setstate__({**self.__getstate__(), "device": device})
+
+        def undo() -> None:
+            self.table.placement.free()
+            vars(self).update(before)
+
+        return undo
 
     def _check_whole(self, action: str) -> None:
         """Raise unless the last step was complete, or can be rolled back now.
