@@ -99,6 +99,7 @@ class DeviceOptimizer(Optimizer):
             own = list(inspect.signature(cls.__init__).parameters.values())[1:-1]
             cls.__signature__ = inspect.Signature([*own, *_ON_DEVICE])
 
+    @torch.inference_mode(False)  # what is made in it cannot be changed in place outside
     def __init__(self, params: ParamsT, defaults: dict[str, Any], **on: Unpack[OnDevice]) -> None:
         name = type(self).__name__
         for each in on:
@@ -342,7 +343,12 @@ class DeviceOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            with torch.no_grad(), self.around_update(), self.together():
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+                self.around_update(),
+                self.together(),
+            ):
                 scaling = self._ready()
                 only = None if self._early is None else self._early.left(self)
                 if scaling is None or not self._stepper.step(self, scaling, only):
@@ -376,7 +382,7 @@ class DeviceOptimizer(Optimizer):
         With drives the updates are committed by that step, and rolled back by an error, `zero_grad`
         or `interrupt`.
         """
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             scaling = self._ready()
             if scaling is not None:
                 self._stepper.step(self, scaling, parameters, ends=False)
@@ -505,6 +511,7 @@ class DeviceOptimizer(Optimizer):
         }
 
     @eager
+    @torch.inference_mode(False)
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Set the state from pickle, a copy, or `load_state_dict`: all of it, or none."""
         before = dict(vars(self))

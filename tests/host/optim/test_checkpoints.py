@@ -315,6 +315,35 @@ def test_a_buffer_may_be_given_before_there_is_one(kind: str, home: Any) -> None
     beside.check()
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "Adagrad"])
+def test_state_that_inference_mode_made_is_used_outside(kind: str, home: Any) -> None:
+    beside = Beside(kind, home)
+    mine, key = beside.mine, KEYS[kind][-1]
+    with torch.inference_mode():
+        mine.optimizer = made(kind, mine.parameters, home)
+    beside.give()
+    with torch.inference_mode():
+        mine.optimizer.step()
+    beside.torchs.optimizer.step()
+    beside.step()
+    saved = mine.optimizer.state_dict()
+    with torch.inference_mode():
+        mine.optimizer.load_state_dict(saved)
+    beside.step()
+    state = mine.state[mine.parameters[0]]
+    with torch.inference_mode():
+        assert not state[key].is_inference()  # read, and kept until the next step
+        state["step"] = state["step"].clone()
+    for side in beside:
+        side.state[side.parameters[0]][key].mul_(0.5)
+    beside.step(2)
+    beside.check()
+    with torch.inference_mode():
+        state[key] = state[key].clone()
+    beside.step(2)
+    beside.check()
+
+
 def test_amsgrad_is_switched_on_later_by_giving_the_state(home: Any) -> None:
     beside = Beside("AdamW", home)
     beside.step(2)

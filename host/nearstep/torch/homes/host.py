@@ -369,13 +369,14 @@ class HostHome:
 
 
 def _make(changes: Sequence[Callable[[], object]]) -> None:
-    try:
-        for each in changes:
-            each()
-    except BaseException:
-        for each in changes:  # Ctrl-C: those that were made are not made again
-            each()
-        raise
+    with torch.inference_mode():  # writes tensors that were made in it, too
+        try:
+            for each in changes:
+                each()
+        except BaseException:
+            for each in changes:  # Ctrl-C: those that were made are not made again
+                each()
+            raise
 
 
 def _is_here(tensor: Tensor, dtype: torch.dtype) -> bool:
