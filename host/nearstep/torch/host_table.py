@@ -338,10 +338,16 @@ class HostTable(StateTable):
 
     def _counts(self, states: Sequence[Mapping[str, Any]]) -> list[int]:
         """Step counts of states; -1 of one that has to be looked at by itself."""
-        steps: list[Any] = [state.get("step") for state in states] if self.layout.counts else []
-        if not steps or not self._known.passed("step", steps, lambda: all(map(is_count, steps))):
-            return [-1] * len(states)
-        found = np.array([*map(Tensor.item, steps)])
+        alone = [-1] * len(states)
+        if not self.layout.counts:
+            return alone
+        steps: list[Any] = [state.get("step") for state in states]
+        try:
+            found = np.array([*map(Tensor.item, steps)])  # of a nested tensor there is none
+        except (TypeError, ValueError, RuntimeError):
+            return alone
+        if not self._known.passed("step", steps, lambda: all(map(is_count, steps))):
+            return alone
         whole = (found >= 0) & (found < EXACT_STEPS) & (found == np.trunc(found))
         counts: list[int] = np.where(whole, found, -1).astype(int).tolist()
         return counts

@@ -249,6 +249,16 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         StateError,
         "with memory",
     ),
+    "nested": (
+        lambda p, s: s.update(exp_avg=torch.nested.nested_tensor([*s["exp_avg"]])),
+        StateError,
+        "dense tensor with data as 'exp_avg', not nested",
+    ),
+    "nested step": (
+        lambda p, s: s.update(step=torch.nested.nested_tensor([torch.ones(1)])),
+        StateError,
+        "whole number",
+    ),
     "step": (lambda p, s: s.update(step=torch.tensor(0.5)), StateError, "whole number"),
     "no step": (lambda p, s: s.pop("step"), StateError, "'step'"),
 }

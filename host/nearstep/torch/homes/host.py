@@ -18,6 +18,7 @@ from nearstep.errors import ArgumentError
 from nearstep.threads import once
 from nearstep.torch.checks import (
     KnownTensors,
+    any_nested,
     are_plain,
     check_gradient,
     check_parameter,
@@ -254,7 +255,9 @@ class HostHome:
         columns = _columns(update, slots)
         key = update.number, update.indices[0], *parts
         tensors = [*chain.from_iterable(columns)]
-        if not self._known.passed(key, tensors, partial(_are_plain, update, columns, parts)):
+        moments = (c for c, s in zip(columns, slots, strict=True) if s not in (PARAMETER, GRADIENT))
+        check = partial(_are_plain, update, columns, parts)
+        if any(map(any_nested, moments)) or not self._known.passed(key, tensors, check):
             plain = []
             for index, each in enumerate(update.each()):
                 if _are_plain(each, _columns(each, slots), parts):
