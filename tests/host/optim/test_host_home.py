@@ -282,6 +282,45 @@ def test_what_is_wrong_is_refused_before_anything_changes(wrong) -> None:
     assert len(after) == 3 * 5 + 1
 
 
+def _doubled(p: Tensor, optimizer: Any) -> None:
+    p.data = p.data.double()
+    p.grad = torch.ones_like(p)
+
+
+def _load(p: Tensor, optimizer: Any) -> None:
+    saved = optimizer.state_dict()
+    _doubled(p, optimizer)
+    optimizer.load_state_dict(saved)
+
+
+def _renew(p: Tensor, optimizer: Any) -> None:
+    _doubled(p, optimizer)
+    optimizer.state[p].clear()
+
+
+def _append(p: Tensor, optimizer: Any) -> None:
+    new = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    new.grad = torch.ones_like(new)
+    optimizer.param_groups[0]["params"][1:] = [new]
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "momentum"])
+@pytest.mark.parametrize("change", [_doubled, _load, _renew, _append])
+def test_a_parameter_that_becomes_fp64_is_refused_by_name(change, kind) -> None:
+    beside = Beside(kind, "host:")
+    beside.step()
+    optimizer, (first, second, _) = beside.mine.optimizer, beside.mine.parameters
+    before = first.detach().clone()
+
+    def use() -> None:
+        change(second, optimizer)
+        optimizer.step()
+
+    with pytest.raises(ParameterError, match=r"parameter 1 of group 0 .*not torch.float64"):
+        use()
+    assert torch.equal(first, before)
+
+
 def test_state_and_processors_are_plain_data() -> None:
     """Whatever the default dtype is, and after a copy."""
     given = tensors()
