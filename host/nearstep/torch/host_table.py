@@ -211,7 +211,7 @@ class HostTable(StateTable):
         """
         singles = [each for update in updates for each in update.each()]
         most = max((convert.size(each.parameters[0]) for each in singles), default=0)
-        memory = torch.empty(4 * most, dtype=torch.uint8)
+        memory = torch.empty(4 * most, dtype=torch.uint8, device="cpu")
         return [self._again(each, memory) for each in singles]
 
     def _again(self, update: HostUpdate, memory: Tensor) -> SecondUpdate:

@@ -343,6 +343,40 @@ def test_state_and_processors_are_plain_data() -> None:
     assert home.layout == adam.table._home.layout
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Adagrad", {"state_dtype": torch.uint8, "initial_accumulator_value": 0.1}),
+        ("AdamW", {"state_dtype": torch.uint8, "amsgrad": True}),
+        ("AdamW", {"state_dtype": torch.bfloat16, "rounding": "stochastic"}),
+        ("Muon", {}),
+    ],
+    ids=str,
+)
+def test_defaults_of_torch_are_not_those_of_the_state(name, options) -> None:
+    def train(dtype: torch.dtype, device: str | None) -> list[Tensor]:
+        p, given = (each.requires_grad_() for each in tensors([(16, 24), (16, 24)]))
+        try:
+            torch.set_default_dtype(dtype)
+            torch.set_default_device(device)
+            optimizer = getattr(nearstep.optim, name)([p], lr=0.1, **options)
+            for _ in range(2):
+                p.grad = given.detach()
+                optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.step()
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+        return [p.detach(), *optimizer.state[p].values()]
+
+    found, expected = train(torch.bfloat16, "meta"), train(torch.float32, None)
+    assert len(found) >= 2
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype is other.dtype
+        assert torch.equal(one, other)
+
+
 def test_formats_and_places_that_cannot_be_are_refused() -> None:
     p = torch.zeros(16, dtype=torch.float64)
     p.grad = torch.zeros(16, dtype=torch.float64)

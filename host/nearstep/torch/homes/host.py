@@ -173,9 +173,10 @@ class HostHome:
             if key not in self.layout.scales:
                 state[key] = self.allocate(key, parameter, TENSORS[form]).fill_(value)
                 continue
-            codes, scales = quantize(torch.full((1,), value, dtype=torch.float32), form)
+            full = partial(torch.full, dtype=torch.float32, device="cpu")
+            codes, scales = quantize(full((1,), value), form)
             state[key] = self.allocate(key, parameter, torch.uint8).fill_(codes.item())
-            groups = torch.full((blockwise.groups(size(parameter)),), scales.item())
+            groups = full((blockwise.groups(size(parameter)),), scales.item())
             first = spread_scales(groups.to(local(parameter).device), parameter)
             name = self.layout.scales[key]
             state[name] = self.allocate(name, first, torch.float32).copy_(first)
