@@ -27,18 +27,18 @@ from nearstep.torch.layout import Layout
 
 
 class ShmHome(HostHome):
-    """State of an optimizer in files of a folder, one for each moment of each parameter.
+    """State of an optimizer in files of a new folder, one for each moment of each parameter.
 
     Parameters
     ----------
     layout : state of a parameter.
-    folder : made if there is none; its files are written over.
+    folder : what the new folder is in; made if there is none.
     """
 
     def __init__(self, layout: Layout, folder: str | Path) -> None:
         super().__init__(layout, open_processor())
-        self._folder = Path(folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(dir=folder))  # a copy of the optimizer has its own
         self._files = 0
 
     def allocate(self, key: str, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -78,7 +78,7 @@ def main() -> None:
         optimizer.step()
         reference.step()
     different = sum(int((p != q).sum()) for p, q in zip(ours, theirs, strict=True))
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*/*")):
         print(f"{path.name}: {path.stat().st_size} bytes")
     print(f"{given.steps} steps; {different} elements differ from torch's fused AdamW")
     if given.folder is None:

@@ -94,7 +94,8 @@ def store(array: NDArray[Any], tensor: Tensor) -> None:
     target = local(tensor)
     wide = array.dtype == np.float32
     words = torch.from_numpy(array if wide else array.view(np.int16))
-    target.copy_((words if wide else words.view(target.dtype)).view(target.shape))
+    with torch.inference_mode():  # `tensor` may be made in it
+        target.copy_((words if wide else words.view(target.dtype)).view(target.shape))
 
 
 def landing(tensor: Tensor, form: str = "fp32") -> NDArray[Any] | None:

@@ -211,7 +211,8 @@ class FlatBucket:
     def count_step(self) -> None:
         """Increment the step counts."""
         if self.steps:  # without alpha torch would make each its own tensor of 1
-            torch._foreach_add_(self.steps, torch.ones((), device="cpu"), alpha=1)
+            with torch.inference_mode():  # counts may be made in it
+                torch._foreach_add_(self.steps, torch.ones((), device="cpu"), alpha=1)
 
     def end_loan(self) -> None:
         """End the loans of the step, as `DeviceParameter.end_loan`."""

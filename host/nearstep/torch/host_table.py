@@ -18,7 +18,7 @@ from nearstep.device import open_processor
 from nearstep.errors import ArgumentError
 from nearstep.placement import LINE_ELEMENTS, padded
 from nearstep.torch import convert
-from nearstep.torch.checks import KnownTensors, check_gradient, label
+from nearstep.torch.checks import KnownTensors, check_gradient, check_parameter, label
 from nearstep.torch.dtensor import alike, local, redistributed
 from nearstep.torch.errors import UnsupportedOptionError
 from nearstep.torch.flat_bucket import is_count
@@ -152,6 +152,7 @@ class HostTable(StateTable):
         new = [p for p in unknown if not is_lazy(p)]
         names = labels_of(owner.param_groups) if new else {}
         for each in new:
+            check_parameter(names[each], each)
             self._formats(each.dtype).check(names[each], each)
             self._indices[each] = self._elements
             self._elements += padded(convert.size(each), 2 * LINE_ELEMENTS)
@@ -162,7 +163,9 @@ class HostTable(StateTable):
 
     def load_all(self, owner: Owner, saved: Mapping[Tensor, SavedState]) -> None:
         """Load a checkpoint: the state is copied."""
+        names = labels_of(owner.param_groups)
         for parameter, found in saved.items():
+            check_parameter(names[parameter], parameter)
             formats = self._formats(parameter.dtype)
             state = self._home.first_state(parameter, found.moments, {}, formats)
             if found.step is not None:
@@ -208,7 +211,7 @@ class HostTable(StateTable):
         """
         singles = [each for update in updates for each in update.each()]
         most = max((convert.size(each.parameters[0]) for each in singles), default=0)
-        memory = torch.empty(4 * most, dtype=torch.uint8)
+        memory = torch.empty(4 * most, dtype=torch.uint8, device="cpu")
         return [self._again(each, memory) for each in singles]
 
     def _again(self, update: HostUpdate, memory: Tensor) -> SecondUpdate:
@@ -271,6 +274,9 @@ class HostTable(StateTable):
             indices = [*map(self._indices.__getitem__, parameters)]
         extra = self.rule.definition.extra[self.rule.form(group).rule.name]
         saved = [*map(owner.state.get, parameters)]
+        if not all(saved):
+            for at in positions:
+                check_parameter(label(group, number, at), given[at])
         states = [s or self._first(group, p) for s, p in zip(saved, parameters, strict=True)]
         repeated = [1 if times is None else times[id(p)] for p in parameters]
         counts = self._counts(states)
@@ -297,7 +303,9 @@ class HostTable(StateTable):
         updates = []
         for (phase, dtype, other), taken in chosen.items():
             at = positions[taken[0]]
-            check_gradient(label(group, number, at), given[at], gradients[taken[0]])
+            name = label(group, number, at)
+            check_parameter(name, given[at])
+            check_gradient(name, given[at], gradients[taken[0]])
             phase = Phase(phase, False) if isinstance(phase, int) else phase
             arguments = self.arguments(group, phase)
             updates.append(
@@ -327,6 +335,7 @@ class HostTable(StateTable):
         """Phase and state of a parameter that is looked at by itself."""
         phase = self.rule.phase(group, name, state, times)
         if phase.first:
+            check_parameter(name, parameter)
             extra = self.rule.definition.extra[self.rule.form(group).rule.name]
             formats = self._formats(parameter.dtype)
             kept = {key: value for key, value in state.items() if value is not None}
@@ -338,10 +347,16 @@ class HostTable(StateTable):
 
     def _counts(self, states: Sequence[Mapping[str, Any]]) -> list[int]:
         """Step counts of states; -1 of one that has to be looked at by itself."""
-        steps: list[Any] = [state.get("step") for state in states] if self.layout.counts else []
-        if not steps or not self._known.passed("step", steps, lambda: all(map(is_count, steps))):
-            return [-1] * len(states)
-        found = np.array([*map(Tensor.item, steps)])
+        alone = [-1] * len(states)
+        if not self.layout.counts:
+            return alone
+        steps: list[Any] = [state.get("step") for state in states]
+        try:
+            found = np.array([*map(Tensor.item, steps)])  # of a nested tensor there is none
+        except (TypeError, ValueError, RuntimeError):
+            return alone
+        if not self._known.passed("step", steps, lambda: all(map(is_count, steps))):
+            return alone
         whole = (found >= 0) & (found < EXACT_STEPS) & (found == np.trunc(found))
         counts: list[int] = np.where(whole, found, -1).astype(int).tolist()
         return counts

@@ -100,6 +100,7 @@ class DeviceOptimizer(Optimizer):
             own = list(inspect.signature(cls.__init__).parameters.values())[1:-1]
             cls.__signature__ = inspect.Signature([*own, *_ON_DEVICE])
 
+    @torch.inference_mode(False)  # what is made in it cannot be changed in place outside
     def __init__(self, params: ParamsT, defaults: dict[str, Any], **on: Unpack[OnDevice]) -> None:
         name = type(self).__name__
         for each in on:
@@ -349,7 +350,12 @@ class DeviceOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         try:
-            with torch.no_grad(), self.around_update(), self.together():
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+                self.around_update(),
+                self.together(),
+            ):
                 scaling = self._ready()
                 only = None if self._early is None else self._early.left(self)
                 if scaling is None or not self._stepper.step(self, scaling, only):
@@ -383,7 +389,7 @@ class DeviceOptimizer(Optimizer):
         With drives the updates are committed by that step, and rolled back by an error, `zero_grad`
         or `interrupt`.
         """
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             scaling = self._ready()
             if scaling is not None:
                 self._stepper.step(self, scaling, parameters, ends=False)
@@ -483,8 +489,9 @@ class DeviceOptimizer(Optimizer):
 
         Raises
         ------
-        UnsupportedOptionError, HyperparameterError, StateError, ValueError : nothing has been
-            loaded.
+        UnsupportedOptionError, HyperparameterError, ParameterError, StateError, ValueError,
+        OutOfDeviceMemoryError : nothing has been loaded.
+        DeviceError : the device has failed, and refuses steps until a checkpoint is loaded.
         """
         # Registered last, the hook runs after the user's.
         handle = self.register_load_state_dict_pre_hook(_prepare_to_load)
@@ -511,9 +518,20 @@ class DeviceOptimizer(Optimizer):
         }
 
     @eager
+    @torch.inference_mode(False)
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Set the state from pickle, a copy, or `load_state_dict`."""
-        state = dict(state)
+        """Set the state from pickle, a copy, or `load_state_dict`: all of it, or none."""
+        before = dict(vars(self))
+        try:
+            self._set_state(dict(state))
+        except BaseException:
+            vars(self).update(before)
+            raise
+        self.table.interrupted = None
+        if self._early is not None:
+            self._early.begin(self)
+
+    def _set_state(self, state: dict[str, Any]) -> None:
         if "device" in state:
             self._attach(state.pop("device"), state.pop("settings"), state["defaults"])
         table, labels = self.table, labels_of(state["param_groups"])
@@ -535,9 +553,6 @@ class DeviceOptimizer(Optimizer):
             self._durable.load_checkpoint(self, load)
         else:
             load()
-        table.interrupted = None
-        if self._early is not None:
-            self._early.begin(self)
 
     @eager
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -550,9 +565,10 @@ class DeviceOptimizer(Optimizer):
         twin.__setstate__({**state, "device": device})
         return twin
 
-    def keep_apart(self) -> None:
+    def keep_apart(self) -> Callable[[], None]:
         """Without a device: keep parameters and state in memory of the processor's own, as on a
-        device, from which parameters are fetched; updates have the same bits.
+        device, from which parameters are fetched; updates have the same bits. Return what undoes it
+        before the next step.
 
         Raises
         ------
@@ -561,12 +577,19 @@ class DeviceOptimizer(Optimizer):
             own.
         """
         if not self._is_host:
-            return
+            return lambda: None
         if not isinstance(self.table.source, str):
             raise ArgumentError(NO_DEVICE)
         parameters = (p for group in self.param_groups for p in group["params"])
         device = host_device(self.table.source, self.settings, self.table.rule, parameters)
+        before = dict(vars(self))
         self.__setstate__({**self.__getstate__(), "device": device})
+
+        def undo() -> None:
+            self.table.placement.free()
+            vars(self).update(before)
+
+        return undo
 
     def _check_whole(self, action: str) -> None:
         """Raise unless the last step was complete, or can be rolled back now.

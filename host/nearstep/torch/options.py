@@ -89,7 +89,7 @@ def scalar(name: str, value: object) -> float:
     HyperparameterError : it is not a number.
     """
     if isinstance(value, Tensor):
-        if value.numel() != 1:
+        if value.numel() != 1 or value.is_nested:
             raise HyperparameterError(name, "a number or a tensor of one element", value)
         number = value.item()
         if isinstance(number, complex):

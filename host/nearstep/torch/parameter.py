@@ -153,6 +153,7 @@ class DeviceParameter:
 
         return restore
 
+    @torch.inference_mode(False)  # what is made in it cannot be changed in place outside
     def fetch(self, key: str) -> Mapping[str, Tensor]:
         """Return the moment `key` as a new tensor of the parameter's shape, of fp32 unless the rule
         names another dtype; an 8-bit moment as codes, and its scales under their key.

@@ -380,8 +380,9 @@ def check_moment(
         raise StateError(label, f"have a {kind} as {key!r}", type(value).__name__)
     if value.dtype != dtype if dtype is not None else not value.is_floating_point():
         raise StateError(label, f"have a {kind} as {key!r}", value.dtype)
-    if value.layout is not torch.strided or value.device.type == "meta":
-        raise StateError(label, f"have a dense tensor with data as {key!r}", value.layout)
+    if value.layout is not torch.strided or value.is_nested or value.device.type == "meta":
+        actual = "nested" if value.is_nested else value.layout
+        raise StateError(label, f"have a dense tensor with data as {key!r}", actual)
     if tuple(value.shape) != tuple(parameter.shape if shape is None else shape):
         expected = f"have {key!r} of shape {tuple(parameter.shape if shape is None else shape)}"
         raise StateError(label, expected, tuple(value.shape))

@@ -323,12 +323,19 @@ class StateTable:
         for group in owner.param_groups:
             wanted = (p for p in group["params"] if p.requires_grad or p in saved)
             self.place(owner, group, wanted)
-        for resident in self.parameters.values():
-            resident.load_master(None)
         for parameter, value in saved.items():
-            resident = self.parameters[parameter]
-            del owner.state[parameter]
-            self.keep(owner, resident, self.load(resident, value))
+            arrays = {self.layout.moments[key]: 0.0 for key in value.moments}
+            self.parameters[parameter].extent.segment.reserve(arrays)
+        try:
+            for resident in self.parameters.values():
+                resident.load_master(None)
+            for parameter, value in saved.items():
+                resident = self.parameters[parameter]
+                del owner.state[parameter]
+                self.keep(owner, resident, self.load(resident, value))
+        except BaseException as error:
+            self.interrupt(self.parameters.values(), error)
+            raise
 
 
 def labels_of(groups: Iterable[Mapping[str, Any]]) -> dict[Tensor, str]:

@@ -195,7 +195,8 @@ class Stepper:
                 if item.parameter is not None:
                     counts += self._finish(owner, item, written[item.group])
             if counts:
-                torch._foreach_add_(counts, 1)
+                with torch.inference_mode():  # counts may be made in it
+                    torch._foreach_add_(counts, 1)
             for item in items:
                 if isinstance(item.resident, FlatBucket):
                     item.resident.count_step()

@@ -71,6 +71,31 @@ def test_bits_are_those_without_an_engine(
     assert found[0] == found[1]
 
 
+def test_an_optimizer_stays_as_it_is_if_memory_is_held() -> None:
+    recurrent = nn.LSTM(4, 4)
+    weights = list(recurrent.parameters())
+    memory = torch.cat([p.detach().flatten() for p in weights])
+    for p, part in zip(weights, memory.split([p.numel() for p in weights]), strict=True):
+        p.data = part.view(p.shape)  # as cuDNN flattens weights
+    model = nn.ModuleList([recurrent, *(nn.Linear(WIDTH, WIDTH) for _ in range(3))])
+    optimizer = nearstep.optim.AdamW(model.parameters())
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    table, states = optimizer.table, dict(optimizer.state)
+    memories = [p.data_ptr() for p in model.parameters()]
+    held = [p.detach() for p in model.parameters()]
+    for updates in ("at-step", "in-backward"):
+        with pytest.raises(BudgetError, match="refers to"):
+            nearstep.offload(model, optimizer, budget=2 * LAYER, updates=updates)
+    assert optimizer.table is table
+    assert all(optimizer.state[p] is state for p, state in states.items())
+    assert memories == [p.data_ptr() for p in model.parameters()]
+    optimizer.step()
+    assert all(optimizer.state[p]["step"] == 2 for p in states)
+    del held
+
+
 def test_gradients_that_were_there_before_are_no_updates_of_backward() -> None:
     plain, (model, optimizer) = made(), made()
     steps(*plain, 3)

@@ -16,8 +16,14 @@ from torch import Tensor
 
 import nearstep
 from nearstep.backends.emulated import EmulatedBackend, Injection
-from nearstep.errors import ArgumentError, BusResponseError
+from nearstep.errors import (
+    ArgumentError,
+    BusResponseError,
+    OutOfDeviceMemoryError,
+    WaitTimeoutError,
+)
 from nearstep.torch.errors import InterruptedStepError, MissingOptionError, StateError
+from nearstep.torch.parameter import DeviceParameter
 
 from .beside import (
     KINDS,
@@ -309,6 +315,35 @@ def test_a_buffer_may_be_given_before_there_is_one(kind: str, home: Any) -> None
     beside.check()
 
 
+@pytest.mark.parametrize("kind", ["AdamW", "Adagrad"])
+def test_state_that_inference_mode_made_is_used_outside(kind: str, home: Any) -> None:
+    beside = Beside(kind, home)
+    mine, key = beside.mine, KEYS[kind][-1]
+    with torch.inference_mode():
+        mine.optimizer = made(kind, mine.parameters, home)
+    beside.give()
+    with torch.inference_mode():
+        mine.optimizer.step()
+    beside.torchs.optimizer.step()
+    beside.step()
+    saved = mine.optimizer.state_dict()
+    with torch.inference_mode():
+        mine.optimizer.load_state_dict(saved)
+    beside.step()
+    state = mine.state[mine.parameters[0]]
+    with torch.inference_mode():
+        assert not state[key].is_inference()  # read, and kept until the next step
+        state["step"] = state["step"].clone()
+    for side in beside:
+        side.state[side.parameters[0]][key].mul_(0.5)
+    beside.step(2)
+    beside.check()
+    with torch.inference_mode():
+        state[key] = state[key].clone()
+    beside.step(2)
+    beside.check()
+
+
 def test_amsgrad_is_switched_on_later_by_giving_the_state(home: Any) -> None:
     beside = Beside("AdamW", home)
     beside.step(2)
@@ -444,6 +479,56 @@ def test_a_checkpoint_that_no_step_can_follow_is_refused_and_changes_nothing(
     assert after["param_groups"] == before["param_groups"]
     for key, values in before["state"].items():
         assert all(torch.equal(after["state"][key][name], each) for name, each in values.items())
+    beside.step()
+    beside.check()
+
+
+def test_a_checkpoint_that_does_not_fit_on_the_device_changes_nothing() -> None:
+    small, large = (torch.nn.Parameter(torch.ones(n)) for n in (512, 8192))
+    theirs = torch.optim.AdamW([small, large], lr=0.5)
+    small.grad, large.grad = torch.ones(512), torch.ones(8192)
+    theirs.step()
+    large.requires_grad_(False)
+    large.grad = None
+    optimizer = nearstep.optim.AdamW(
+        [small, large], device="golden:axdimm?memory_bytes=64KiB", lr=0.25
+    )
+    optimizer.step()
+    before = optimizer.state_dict()
+    with pytest.raises(OutOfDeviceMemoryError):
+        optimizer.load_state_dict(theirs.state_dict())
+    after = optimizer.state_dict()
+    assert after["param_groups"] == before["param_groups"]
+    assert after["state"].keys() == before["state"].keys() == {0}
+    for key, value in before["state"][0].items():
+        assert torch.equal(after["state"][0][key], value), key
+    optimizer.step()
+    assert optimizer.state[small]["step"] == 2
+
+
+def test_steps_are_refused_after_a_checkpoint_that_was_sent_half_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beside = Beside("AdamW", "golden:axdimm?memory_bytes=1MiB")
+    beside.step()
+    optimizer = beside.mine.optimizer
+    saved, states = optimizer.state_dict(), dict(optimizer.state)
+    send = DeviceParameter.send
+
+    def fails(resident: DeviceParameter, key: str, value: Any) -> None:
+        if key == "exp_avg_sq":
+            raise WaitTimeoutError("the link", 1)
+        send(resident, key, value)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceParameter, "send", fails)
+        with pytest.raises(WaitTimeoutError):
+            optimizer.load_state_dict(saved)
+    assert all(optimizer.state[p] is state for p, state in states.items())
+    for use in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(InterruptedStepError, match="WaitTimeoutError"):
+            use()
+    optimizer.load_state_dict(saved)
     beside.step()
     beside.check()
 

@@ -7,6 +7,7 @@ come from their data, and one more of them is one more row.
 
 from __future__ import annotations
 
+import copy
 import runpy
 from contextlib import nullcontext
 from functools import partial
@@ -153,6 +154,19 @@ def test_steps_are_those_of_the_rule(
     print(f"{compared} elements compared")
     assert tried == len(definition.by_rule) * len(dtypes)
     assert compared >= tried * 2 * STEPS * sum(SIZES)
+
+
+def test_a_copy_of_an_optimizer_has_files_of_its_own(tmp_path: Path) -> None:
+    p = torch.nn.Parameter(torch.ones(8))
+    p.grad = torch.ones(8)
+    optimizer = nearstep.optim.AdamW([p], device=partial(SHM["ShmHome"], folder=tmp_path))
+    optimizer.step()
+    twin = copy.deepcopy(optimizer)
+    before = optimizer.state[p]["exp_avg"].clone()
+    (other,) = twin.param_groups[0]["params"]
+    assert torch.equal(twin.state[other]["exp_avg"], before)
+    twin.state[other]["exp_avg"].zero_()
+    assert torch.equal(optimizer.state[p]["exp_avg"], before)
 
 
 def train(

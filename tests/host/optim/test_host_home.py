@@ -249,6 +249,16 @@ WRONG: dict[str, tuple[Any, type[Exception], str]] = {
         StateError,
         "with memory",
     ),
+    "nested": (
+        lambda p, s: s.update(exp_avg=torch.nested.nested_tensor([*s["exp_avg"]])),
+        StateError,
+        "dense tensor with data as 'exp_avg', not nested",
+    ),
+    "nested step": (
+        lambda p, s: s.update(step=torch.nested.nested_tensor([torch.ones(1)])),
+        StateError,
+        "whole number",
+    ),
     "step": (lambda p, s: s.update(step=torch.tensor(0.5)), StateError, "whole number"),
     "no step": (lambda p, s: s.pop("step"), StateError, "'step'"),
 }
@@ -272,6 +282,45 @@ def test_what_is_wrong_is_refused_before_anything_changes(wrong) -> None:
     assert len(after) == 3 * 5 + 1
 
 
+def _doubled(p: Tensor, optimizer: Any) -> None:
+    p.data = p.data.double()
+    p.grad = torch.ones_like(p)
+
+
+def _load(p: Tensor, optimizer: Any) -> None:
+    saved = optimizer.state_dict()
+    _doubled(p, optimizer)
+    optimizer.load_state_dict(saved)
+
+
+def _renew(p: Tensor, optimizer: Any) -> None:
+    _doubled(p, optimizer)
+    optimizer.state[p].clear()
+
+
+def _append(p: Tensor, optimizer: Any) -> None:
+    new = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+    new.grad = torch.ones_like(new)
+    optimizer.param_groups[0]["params"][1:] = [new]
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "momentum"])
+@pytest.mark.parametrize("change", [_doubled, _load, _renew, _append])
+def test_a_parameter_that_becomes_fp64_is_refused_by_name(change, kind) -> None:
+    beside = Beside(kind, "host:")
+    beside.step()
+    optimizer, (first, second, _) = beside.mine.optimizer, beside.mine.parameters
+    before = first.detach().clone()
+
+    def use() -> None:
+        change(second, optimizer)
+        optimizer.step()
+
+    with pytest.raises(ParameterError, match=r"parameter 1 of group 0 .*not torch.float64"):
+        use()
+    assert torch.equal(first, before)
+
+
 def test_state_and_processors_are_plain_data() -> None:
     """Whatever the default dtype is, and after a copy."""
     given = tensors()
@@ -292,6 +341,40 @@ def test_state_and_processors_are_plain_data() -> None:
     home = pickle.loads(pickle.dumps(adam.table._home))
     assert vars(home.processor) == vars(adam.table._home.processor)
     assert home.layout == adam.table._home.layout
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Adagrad", {"state_dtype": torch.uint8, "initial_accumulator_value": 0.1}),
+        ("AdamW", {"state_dtype": torch.uint8, "amsgrad": True}),
+        ("AdamW", {"state_dtype": torch.bfloat16, "rounding": "stochastic"}),
+        ("Muon", {}),
+    ],
+    ids=str,
+)
+def test_defaults_of_torch_are_not_those_of_the_state(name, options) -> None:
+    def train(dtype: torch.dtype, device: str | None) -> list[Tensor]:
+        p, given = (each.requires_grad_() for each in tensors([(16, 24), (16, 24)]))
+        try:
+            torch.set_default_dtype(dtype)
+            torch.set_default_device(device)
+            optimizer = getattr(nearstep.optim, name)([p], lr=0.1, **options)
+            for _ in range(2):
+                p.grad = given.detach()
+                optimizer.step()
+            optimizer.load_state_dict(optimizer.state_dict())
+            optimizer.step()
+        finally:
+            torch.set_default_dtype(torch.float32)
+            torch.set_default_device(None)
+        return [p.detach(), *optimizer.state[p].values()]
+
+    found, expected = train(torch.bfloat16, "meta"), train(torch.float32, None)
+    assert len(found) >= 2
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype is other.dtype
+        assert torch.equal(one, other)
 
 
 def test_formats_and_places_that_cannot_be_are_refused() -> None:

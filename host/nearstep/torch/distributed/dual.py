@@ -107,7 +107,7 @@ def average(state: DualAverage, bucket: GradBucket) -> Future[Tensor]:
 
 def _by_workers(state: DualAverage, part: Tensor) -> Future[Any]:
     summed = part.float()
-    scale = torch.tensor(1 / state.group.getSize(), dtype=torch.float32)
+    scale = torch.tensor(1 / state.group.getSize(), dtype=torch.float32, device="cpu")
     workers = state.workers
     works = [workers.group.allreduce([summed])]
 
@@ -135,7 +135,7 @@ def measure_dual(
     """
     check_whole("repeats", repeats, 1)
     workers = group.make_gloo().group
-    probe = torch.zeros(PROBED_BYTES // 4)
+    probe = torch.zeros(PROBED_BYTES // 4, dtype=torch.float32, device="cpu")
     seconds = []
     for sums in (group.allreduce, workers.allreduce):
         times = []
@@ -145,7 +145,7 @@ def measure_dual(
             sums([probe]).wait()
             times.append(time.perf_counter() - began)
         seconds.append(min(times[1:]))
-    slowest = torch.tensor([forward_s, backward_s, *seconds], dtype=torch.float64)
+    slowest = torch.tensor([forward_s, backward_s, *seconds], dtype=torch.float64, device="cpu")
     options = AllreduceOptions()
     options.reduceOp = ReduceOp(ReduceOp.MAX)
     workers.allreduce([slowest], options).wait()

@@ -64,7 +64,7 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
     RefusedError : at all ranks; `kind` is the error of the file, such as `TornSnapshotError`.
     """
     client = group.client
-    room = torch.zeros(1, dtype=torch.int64)
+    room = torch.zeros(1, dtype=torch.int64, device="cpu")
 
     def load() -> None:
         found = client.load(path)
@@ -82,7 +82,7 @@ def restore_snapshot(group: CoarseProcessGroup, path: str) -> dict[str, Tensor]:
         client.get(INDEX, said)
         for key, (dtype, shape) in json.loads(said.tobytes()).items():
             with torch.inference_mode(False):
-                found[key] = torch.empty(shape, dtype=getattr(torch, dtype))
+                found[key] = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
             client.get(f"tensor/{key}", bytes_of(found[key]))
 
     group.carry_out("read a snapshot", read)
@@ -99,7 +99,7 @@ def first_does(group: CoarseProcessGroup, action: Callable[[], None]) -> None:
     """
     group.client.barrier()
     failure: Exception | None = None
-    said = torch.zeros(OUTCOME_BYTES, dtype=torch.uint8)
+    said = torch.zeros(OUTCOME_BYTES, dtype=torch.uint8, device="cpu")
     if group.client.rank == 0:
         try:
             action()

@@ -18,6 +18,7 @@ from nearstep.errors import ArgumentError
 from nearstep.threads import once
 from nearstep.torch.checks import (
     KnownTensors,
+    any_nested,
     are_plain,
     check_gradient,
     check_parameter,
@@ -172,9 +173,10 @@ class HostHome:
             if key not in self.layout.scales:
                 state[key] = self.allocate(key, parameter, TENSORS[form]).fill_(value)
                 continue
-            codes, scales = quantize(torch.full((1,), value, dtype=torch.float32), form)
+            full = partial(torch.full, dtype=torch.float32, device="cpu")
+            codes, scales = quantize(full((1,), value), form)
             state[key] = self.allocate(key, parameter, torch.uint8).fill_(codes.item())
-            groups = torch.full((blockwise.groups(size(parameter)),), scales.item())
+            groups = full((blockwise.groups(size(parameter)),), scales.item())
             first = spread_scales(groups.to(local(parameter).device), parameter)
             name = self.layout.scales[key]
             state[name] = self.allocate(name, first, torch.float32).copy_(first)
@@ -254,7 +256,9 @@ class HostHome:
         columns = _columns(update, slots)
         key = update.number, update.indices[0], *parts
         tensors = [*chain.from_iterable(columns)]
-        if not self._known.passed(key, tensors, partial(_are_plain, update, columns, parts)):
+        moments = (c for c, s in zip(columns, slots, strict=True) if s not in (PARAMETER, GRADIENT))
+        check = partial(_are_plain, update, columns, parts)
+        if any(map(any_nested, moments)) or not self._known.passed(key, tensors, check):
             plain = []
             for index, each in enumerate(update.each()):
                 if _are_plain(each, _columns(each, slots), parts):
@@ -369,13 +373,14 @@ class HostHome:
 
 
 def _make(changes: Sequence[Callable[[], object]]) -> None:
-    try:
-        for each in changes:
-            each()
-    except BaseException:
-        for each in changes:  # Ctrl-C: those that were made are not made again
-            each()
-        raise
+    with torch.inference_mode():  # writes tensors that were made in it, too
+        try:
+            for each in changes:
+                each()
+        except BaseException:
+            for each in changes:  # Ctrl-C: those that were made are not made again
+                each()
+            raise
 
 
 def _is_here(tensor: Tensor, dtype: torch.dtype) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, Self
 
@@ -111,31 +111,38 @@ class Engine:
         if self.budget < smallest:
             what = "parameters of one module with their gradients"
             raise BudgetError(what, smallest, self.budget, parameters=self._bytes)
-        optimizer.keep_apart()
-        self._names.separate()
-        self._optimizer = optimizer
-        self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
-        copies = [
-            ComputeCopy(
-                index, name, parameter, optimizer, _like(parameter), places.get(parameter, NOTHING)
-            )
-            for index, (parameter, name) in enumerate(self._names.parameters.items())
-        ]
-        self._copies = {copy.parameter: copy for copy in copies}
-        watch = None
-        if policy == "memferry" and self.plan is None:
-            how = profile if isinstance(profile, Profiling) else Profiling()
-            watch = ModelTracer(model, how, self._key)
-        self._start: dict[str, Any] = optimizer.traffic.as_dict()
-        if self._wrapper is not None:
-            self._wrapper.take()
-        try:
-            self._check_held(copies, smallest)
-            self._open(copies, policy, watch, warns=plan is not None)
-        except BaseException:
+        with ExitStack() as undo:
+            undo.callback(optimizer.keep_apart())
+            undo.callback(self._names.separate())
+            self._optimizer = optimizer
+            self._early = EarlyUpdates(model, optimizer) if updates == "in-backward" else None
+            copies = [
+                ComputeCopy(
+                    index,
+                    name,
+                    parameter,
+                    optimizer,
+                    _like(parameter),
+                    places.get(parameter, NOTHING),
+                )
+                for index, (parameter, name) in enumerate(self._names.parameters.items())
+            ]
+            self._copies = {copy.parameter: copy for copy in copies}
+            watch = None
+            if policy == "memferry" and self.plan is None:
+                how = profile if isinstance(profile, Profiling) else Profiling()
+                watch = ModelTracer(model, how, self._key)
+            self._start: dict[str, Any] = optimizer.traffic.as_dict()
             if self._wrapper is not None:
-                self._wrapper.give_back()
-            raise
+                self._wrapper.take()
+            try:
+                self._check_held(copies, smallest)
+                undo.pop_all()
+                self._open(copies, policy, watch, warns=plan is not None)
+            except BaseException:
+                if self._wrapper is not None:
+                    self._wrapper.give_back()
+                raise
 
     def _open(
         self, copies: list[ComputeCopy], policy: Policy, watch: ModelTracer | None, *, warns: bool

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -58,12 +59,18 @@ class Names:
         self.flattened = _flattened(model)
         check_memory(present, parts=self.flattened)
 
-    def separate(self) -> None:
+    def separate(self) -> Callable[[], None]:
         """Copy each parameter of `flattened` to memory of its own, since parameters come and go one
-        by one."""
-        with torch.no_grad():
-            for parameter in self.flattened:
-                parameter.data = parameter.data.clone()
+        by one; return what undoes it."""
+        before = [parameter.data for parameter in self.flattened]
+
+        def assign(found: Iterable[Tensor]) -> None:
+            with torch.no_grad():
+                for parameter, data in zip(self.flattened, found, strict=True):
+                    parameter.data = data
+
+        assign(map(Tensor.clone, before))
+        return partial(assign, before)
 
     def check(self) -> None:
         """Raise `ChangedModelError` if names or parameters have changed."""
