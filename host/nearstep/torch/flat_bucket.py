@@ -211,8 +211,7 @@ class FlatBucket:
     def count_step(self) -> None:
         """Increment the step counts."""
         if self.steps:  # without alpha torch would make each its own tensor of 1
-            with torch.inference_mode():  # counts may be made in it
-                torch._foreach_add_(self.steps, torch.ones((), device="cpu"), alpha=1)
+            torch._foreach_add_(self.steps, torch.ones((), device="cpu"), alpha=1)
 
     def end_loan(self) -> None:
         """End the loans of the step, as `DeviceParameter.end_loan`."""
@@ -235,5 +234,7 @@ ReadyBucket = tuple[FlatBucket, list[Tensor]]
 
 
 def is_count(step: Any) -> bool:
-    """Return whether `step` is a step count as in states: an fp32 scalar tensor on the host."""
-    return type(step) is Tensor and step.dtype is _FP32 and not step.dim() and step.is_cpu
+    """Return whether `step` is a step count as in states: an fp32 scalar tensor on the host, not
+    made in inference mode."""
+    is_scalar = type(step) is Tensor and step.dtype is _FP32 and not step.dim() and step.is_cpu
+    return is_scalar and not step.is_inference()

@@ -489,8 +489,9 @@ class DeviceOptimizer(Optimizer):
 
         Raises
         ------
-        UnsupportedOptionError, HyperparameterError, ParameterError, StateError, ValueError,
-        OutOfDeviceMemoryError : nothing has been loaded.
+        UnsupportedOptionError, HyperparameterError, StateError, ValueError : nothing has been
+            loaded.
+        ParameterError, OutOfDeviceMemoryError : as these.
         DeviceError : the device has failed, and refuses steps until a checkpoint is loaded.
         """
         # Registered last, the hook runs after the user's.
@@ -567,8 +568,11 @@ class DeviceOptimizer(Optimizer):
 
     def keep_apart(self) -> Callable[[], None]:
         """Without a device: keep parameters and state in memory of the processor's own, as on a
-        device, from which parameters are fetched; updates have the same bits. Return what undoes it
-        before the next step.
+        device, from which parameters are fetched; updates have the same bits.
+
+        Returns
+        -------
+        Callable[[], None] : undoes it, before the next step.
 
         Raises
         ------

@@ -138,7 +138,7 @@ class ParameterState(dict[str, Any]):
         if not self._placed.layout.counts:
             return []
         step = super().__getitem__("step")
-        if not isinstance(step, Tensor):
+        if not isinstance(step, Tensor) or step.is_inference():
             step = self["step"] = torch.tensor(float(step), dtype=torch.float32, device="cpu")
         return [step]
 

@@ -195,8 +195,7 @@ class Stepper:
                 if item.parameter is not None:
                     counts += self._finish(owner, item, written[item.group])
             if counts:
-                with torch.inference_mode():  # counts may be made in it
-                    torch._foreach_add_(counts, 1)
+                torch._foreach_add_(counts, 1)
             for item in items:
                 if isinstance(item.resident, FlatBucket):
                     item.resident.count_step()

@@ -361,7 +361,7 @@ class HostHome:
         changes: list[Callable[[], object]] = [run, partial(tuple, ready)]  # keeps their memory
         for index in self._written(update):
             if ready[index].data_ptr() != views[index].data_ptr():
-                changes.append(once(partial(views[index].copy_, ready[index])))
+                changes.append(_written(Tensor.copy_, views[index], ready[index]))
             changes.append(partial(mark_changed, tensors[index]))
         return changes
 
@@ -373,14 +373,20 @@ class HostHome:
 
 
 def _make(changes: Sequence[Callable[[], object]]) -> None:
-    with torch.inference_mode():  # writes tensors that were made in it, too
-        try:
-            for each in changes:
-                each()
-        except BaseException:
-            for each in changes:  # Ctrl-C: those that were made are not made again
-                each()
-            raise
+    try:
+        for each in changes:
+            each()
+    except BaseException:
+        for each in changes:  # Ctrl-C: those that were made are not made again
+            each()
+        raise
+
+
+def _written(write: Callable[..., Tensor], tensor: Tensor, value: Any) -> Callable[[], object]:
+    """What writes a tensor in place, once."""
+    if tensor.is_inference():  # and can be written in that mode alone
+        write = torch.inference_mode()(write)
+    return once(partial(write, tensor, value))
 
 
 def _is_here(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -470,7 +476,8 @@ def _divided(
         divided[id(gradient)] = gradient
         is_wide = gradient.dtype is torch.float32
         if is_plain(gradient, gradient.dtype) or not shares_memory(local(gradient)):
-            (changes if is_wide else late).append(once(partial(local(gradient).div_, scale)))
+            divided_by = _written(Tensor.div_, local(gradient), scale)
+            (changes if is_wide else late).append(divided_by)
         elif is_wide:
             divided[id(gradient)] = gradient / scale
             changes.append(partial(setattr, parameter, "grad", divided[id(gradient)]))
