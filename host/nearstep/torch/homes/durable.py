@@ -157,7 +157,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
         meta = source.meta if opened.restored is None else opened.restored.meta
         # In a step to resume from; None: group and place are the names there.
         self._saved: Sequence[Sequence[str]] | None = meta.get("keys") if meta else ()
-        self._unwritten: list[AnySegment] = []  # no generation has their parameters
+        self._unwritten: list[AnySegment] = []  # the next commit writes their parameters
 
     def names(self, groups: Sequence[Mapping[str, Any]]) -> Mapping[Tensor, str]:
         """Names of the parameters on the drives, which a parameter keeps while groups come and go:
@@ -483,7 +483,7 @@ class DurableHome(DeviceHome, Generic[AnySegment]):
             if is_partial:
                 self.roll_back()
             load()
-            self.write_masters(self.segments)
+            self._unwritten = list(self.segments)
             self._commit(owner, _made(self.drives.store).steps + 1)
         except StorageError as error:
             self._release(error)

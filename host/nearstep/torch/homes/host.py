@@ -361,7 +361,7 @@ class HostHome:
         changes: list[Callable[[], object]] = [run, partial(tuple, ready)]  # keeps their memory
         for index in self._written(update):
             if ready[index].data_ptr() != views[index].data_ptr():
-                changes.append(_written(Tensor.copy_, views[index], ready[index]))
+                changes.append(_once_written(Tensor.copy_, views[index], ready[index]))
             changes.append(partial(mark_changed, tensors[index]))
         return changes
 
@@ -382,7 +382,7 @@ def _make(changes: Sequence[Callable[[], object]]) -> None:
         raise
 
 
-def _written(write: Callable[..., Tensor], tensor: Tensor, value: Any) -> Callable[[], object]:
+def _once_written(write: Callable[..., Tensor], tensor: Tensor, value: Any) -> Callable[[], object]:
     """What writes a tensor in place, once."""
     if tensor.is_inference():  # and can be written in that mode alone
         write = torch.inference_mode()(write)
@@ -476,7 +476,7 @@ def _divided(
         divided[id(gradient)] = gradient
         is_wide = gradient.dtype is torch.float32
         if is_plain(gradient, gradient.dtype) or not shares_memory(local(gradient)):
-            divided_by = _written(Tensor.div_, local(gradient), scale)
+            divided_by = _once_written(Tensor.div_, local(gradient), scale)
             (changes if is_wide else late).append(divided_by)
         elif is_wide:
             divided[id(gradient)] = gradient / scale
