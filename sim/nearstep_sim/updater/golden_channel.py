@@ -56,7 +56,8 @@ class GoldenChannel:
     @property
     def can_advance(self) -> bool:
         """Whether further steps can change state."""
-        return self.kernel.can_advance and self.kernel_runs
+        is_shown = self._registers["status.busy"] == self.kernel.busy  # unless interrupted
+        return (self.kernel.can_advance or not is_shown) and self.kernel_runs
 
     @property
     def kernel_runs(self) -> bool:
@@ -133,7 +134,11 @@ class GoldenChannel:
         except MemoryFaultError as fault:
             self.fault = type(fault)(fault.reason, self.base + fault.address, write=fault.write)
             raise self.fault from None
-        self._show()
+        except BaseException:  # Ctrl-C: elements that are not committed may have been written
+            self.kernel.lose()
+            raise
+        finally:
+            self._show()
 
     def reset(self) -> None:
         """Hard reset of the kernel."""

@@ -179,6 +179,13 @@ class GoldenKernel:
         """ABORT: the run ends with the step after this one, if memory answers."""
         self._aborted = self.busy
 
+    def lose(self) -> None:
+        """End a busy run at once, as ABORT does unless it was done: part of a step may be written."""
+        if self.busy:
+            if not self.done and self.fault.cause is ErrorCause.NONE:
+                self.fault = Fault(ErrorCause.ABORTED)
+            self._finish()
+
     def advance(self, elements: int) -> None:
         """Run one step: whole blocks up to `elements`, at least one; or the check of all indices.
 
@@ -219,9 +226,9 @@ class GoldenKernel:
         return self._update(elements)
 
     def _finish(self) -> None:
-        self.busy = False
-        self.ends += 1
         self.done = self.fault.cause is ErrorCause.NONE
+        self.ends += 1
+        self.busy = False  # last: a run that was interrupted before has not ended
 
     def _nothing(self) -> None:
         pass

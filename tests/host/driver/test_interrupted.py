@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nearstep
+from nearstep.errors import AbortedError
 
 from ...interrupts import Interrupts
 
@@ -72,6 +73,41 @@ def test_a_run_that_is_interrupted_leaves_memory_to_the_host(within) -> None:
             update()
             assert np.array_equal(p.read(), expected), interrupts.where
         assert found == set(places)
+
+
+def test_a_wait_after_ctrl_c_shows_one_step_or_an_error() -> None:
+    seed = 7
+    print(f"seed {seed}")
+    values = np.random.default_rng(seed).standard_normal((4, 64)).astype(np.float32) ** 2
+    with nearstep.open("golden:axdimm?memory_bytes=1MiB&engine=numpy") as dimm:
+        arrays = {name: dimm.alloc(64, np.float32) for name in "pgmv"}
+
+        def begin() -> Any:
+            for each, given in zip(arrays.values(), values, strict=True):
+                each.write(given)
+            return dimm.update("adam", arrays, step=1)
+
+        begin().wait()
+        expected = [each.read() for each in arrays.values()]
+        ends = dict.fromkeys([0, 64, None], 0)
+        for within in ("golden_kernel.py", "golden_channel.py:advance", "golden_channel.py:_show"):
+            whole = Interrupts(within=within)
+            run = begin()
+            with whole.armed():
+                run.wait()
+            for at in random.Random(seed).choices(range(1, whole.count + 1), k=60):
+                interrupts, run = Interrupts(at, within=within), begin()
+                with suppress(KeyboardInterrupt), interrupts.armed():  # accesses take time: a run
+                    run.wait()  # may end with fewer bytecodes than another
+                try:
+                    run.wait()
+                except AbortedError as error:
+                    ends[error.committed] += 1
+                else:
+                    found = [each.read() for each in arrays.values()]
+                    assert all(map(np.array_equal, found, expected)), interrupts.where
+                    ends[None] += 1
+        assert ends[0] and ends[None] and sum(ends.values()) == 180
 
 
 @pytest.mark.parametrize("within", ["/axdimm/channel.py", "/updater/device.py"])
