@@ -77,7 +77,7 @@ class Channel(KernelChannel):
         ModeRegisterError, WaitTimeoutError
         """
         if self.arbiter is not None:
-            self._check_mode_registers(self.arbiter)
+            self._check_status(self.arbiter)
         self.accelerated = True  # set early, so that `leave` undoes an interrupted change
         if self.arbiter is not None:
             self.arbiter.mode.set(acceleration=1)
@@ -139,8 +139,11 @@ class Channel(KernelChannel):
             self._await("normal")
         self.accelerated = False
 
-    def _check_mode_registers(self, arbiter: BlockRegisters) -> None:
-        if arbiter.status.unsupported_mode:
+    def _check_status(self, arbiter: BlockRegisters) -> None:
+        """Raise `ModeRegisterError` for unsupported modes; forget lost commands that were cleared."""
+        status = arbiter.status.get()
+        self._lost = min(self._lost, arbiter.lost_count.value) if status["lost_command"] else 0
+        if status["unsupported_mode"]:
             bits = arbiter.mode_registers.unsupported
             numbers = (number for number in range(bits.bit_length()) if bits >> number & 1)
             raise ModeRegisterError(self.number, numbers, registers=arbiter.dump())

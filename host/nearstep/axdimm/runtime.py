@@ -63,12 +63,14 @@ class _Allocation:
     Attributes
     ----------
     array : memory of the host, which also stands for a GPU's.
+    runtime : which made it; None: memory of the host.
     buffer : on the AXDIMM.
     ssd, name : on a drive: its number, and the tensor.
     """
 
     place: Place
     nbytes: int
+    runtime: Axdimm | None = None
     array: NDArray[np.uint8] | None = None
     buffer: Buffer | None = None
     ssd: int = 0
@@ -207,13 +209,16 @@ class Axdimm:
         Ref: AXDIMM, Table 2.
         """
         self._check_open("allocate")
+        if on not in list(Place):
+            names = ", ".join(place.name for place in Place)
+            raise ArgumentError(f"on must be a place ({names}), not {on!r}")
         place = Place(on)
         if not is_whole(nbytes) or nbytes < 1:
             raise ArgumentError(f"nbytes must be at least 1, not {nbytes!r}")
         if place is Place.AXDIMM:
             align = self.dimm.stripe_align
             buffer = self.dimm.alloc(nbytes, np.uint8, channel=channel or 0, align=align)
-            return Pointer(_Allocation(place, nbytes, buffer=buffer))
+            return Pointer(_Allocation(place, nbytes, self, buffer=buffer))
         if place is Place.NVME:
             return Pointer(self._on_drive(nbytes, channel))
         if channel is not None:
@@ -387,6 +392,8 @@ class Axdimm:
             raise ArgumentError(f"{what} must be a pointer, not {type(pointer).__name__}")
         if pointer.allocation.freed:
             raise ArgumentError(f"{what} must not have been freed: {pointer!r}")
+        if pointer.allocation.runtime not in (None, self):
+            raise ArgumentError(f"{what} must be of this runtime, not of another: {pointer!r}")
         return pointer.allocation
 
     def _pointer(self, what: str, given: Pointer | NDArray[Any]) -> Pointer:
@@ -419,7 +426,7 @@ class Axdimm:
         self._stores[number].add(name, nbytes)
         self._names += 1
         self._promised[number] += blocks
-        return _Allocation(Place.NVME, nbytes, ssd=number, name=name)
+        return _Allocation(Place.NVME, nbytes, self, ssd=number, name=name)
 
     def _floats(self, name: str, pointer: Pointer, count: int, channel: int) -> Buffer:
         given = self._given(name, pointer)

@@ -289,7 +289,7 @@ def _stream(kernel: BlockRegisters) -> str:
 
 
 class UpdateRun(KernelRun):
-    """A step that was started by `nearstep.updater.device.KernelDevice.adam`, or another rule."""
+    """A step that was started by `nearstep.updater.device.KernelDevice.update`."""
 
     @property
     def rule(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +172,7 @@ def test_adam_runs_in_acceleration_mode_and_its_results_go_to_the_drive(runtime)
             assert (out != arrays[name]).any()
 
 
-def test_bad_arguments_are_refused_before_anything_is_touched(runtime) -> None:
+def test_bad_arguments_are_refused_before_anything_is_touched(runtime, tmp_path) -> None:
     pointers = {place: runtime.MallocX(100, on=place) for place in Place}
     cpu, dimm, gpu, ssd = (pointers[each] for each in Place)
     data = values(100)
@@ -181,6 +182,9 @@ def test_bad_arguments_are_refused_before_anything_is_touched(runtime) -> None:
     runtime.FreeX(freed)
     fixed = np.zeros(100, np.uint8)
     fixed.flags.writeable = False
+    other = Axdimm(NAME)
+    other.RegisterStorage(tmp_path / "other", SSD_BYTES, direct=False)
+    foreign = [other.MallocX(100, on=each) for each in (Place.AXDIMM, Place.NVME)]
     adam = {"p": dimm, "m": dimm, "v": dimm, "g": dimm, "t": 1}
     bad = [
         (OutOfBoundsError, lambda: runtime.MemcpyX2Y(dimm, ssd, 101)),
@@ -197,6 +201,10 @@ def test_bad_arguments_are_refused_before_anything_is_touched(runtime) -> None:
         (ArgumentError, lambda: runtime.MemcpyX2Y(dimm, ssd, -1)),
         (ArgumentError, lambda: runtime.MemcpyX2Y(dimm, np.zeros((4, 4))[:, 1], 4)),
         (ArgumentError, lambda: runtime.FreeX(freed)),
+        *((ArgumentError, partial(runtime.FreeX, each)) for each in foreign),
+        *((ArgumentError, partial(runtime.MemcpyX2Y, ssd, each, 1)) for each in foreign),
+        (ArgumentError, lambda: runtime.MallocX(10, on="SSD")),
+        (ArgumentError, lambda: runtime.RunAdamOnAxdimmAsync(**{**adam, "g": foreign[0]}, nparams=1)),
         (ArgumentError, lambda: runtime.FreeX(ssd + 1)),
         (ArgumentError, lambda: runtime.MallocX(0)),
         (ArgumentError, lambda: runtime.MallocX(10, 2)),
@@ -212,7 +220,8 @@ def test_bad_arguments_are_refused_before_anything_is_touched(runtime) -> None:
             action()
     for pointer in pointers.values():
         assert (read(runtime, pointer, 100) == data).all()
-    assert len(bad) == 23
+    assert len(bad) == 29
+    other.close()
 
 
 def test_a_drive_of_something_else_is_not_registered(runtime, tmp_path) -> None:

@@ -159,6 +159,11 @@ def test_a_lost_command_of_the_host_is_an_error_once_and_the_run_is_whole(dimm, 
     assert dimm.regs.arbiter0.lost_count.value == 2
     dimm.regs.arbiter0.control.clear = 1
     assert dimm.regs.arbiter0.status.lost_command == 0
+    work.upload()
+    work.start().wait()
+    dimm.backend.give(0, DramCommand.MRS, bank_group=0, bank=1, row=1)  # fewer than before `clear`
+    with pytest.raises(LostCommandError, match="lost 1 command"):
+        work.take_back()
     with pytest.raises(ArgumentError, match="must be MRS, ZQCS or ZQCL"):
         dimm.backend.give(0, DramCommand.REF)
 
