@@ -25,6 +25,7 @@ from nearstep.torch.traffic import Traffic
 from nearstep.updater.accelerated import AcceleratedRuns
 from nearstep.updater.device import KernelDevice
 from nearstep.updater.run import KernelRun, ScanRun
+from nearstep.work.clock import Clock
 from nearstep.work.errors import WorkError
 from nearstep.work.executor import Execution
 from nearstep.work.operation import Operation
@@ -51,7 +52,7 @@ class StepExecutor:
     ) -> None:
         self.pair_spaces: dict[Segment, PairSpace] = {}
         self.timelines: list[Timeline] = []
-        self._taken = 0
+        self.clear()
         self.launches: Sequence[Launch] = ()
         self.home = home
         self._device = device
@@ -62,9 +63,10 @@ class StepExecutor:
         self._begun = 0.0
 
     def clear(self) -> None:
-        """Forget the timelines of the last step."""
+        """Begin a step: forget the timelines of the last one, and its clock."""
         self.timelines.clear()
         self._taken = 0
+        self._clock: Clock | None = None
 
     def take_timelines(self) -> Sequence[Timeline]:
         """Return the timelines of the graphs since the last call."""
@@ -110,7 +112,6 @@ class StepExecutor:
         )
         lists = self._lists(work, items) if compresses else {}
         operations = StepOperations(self._device, home, settings, plan, sends, lists, results)
-        self._clock = home.clock()
         try:
             with self._device.reserved():
                 scans = self._scan(operations, launches) if looks else ()
@@ -147,6 +148,7 @@ class StepExecutor:
         Exception : that of the operation which failed first, with a note about the others.
         """
         home = self.home
+        self._clock = self._clock or home.clock()
         execution = Execution(operations.graph, self._clock, begun)
         ahead = len(numbers) if home.ahead is None else home.ahead
         added = [add(each) for each in numbers[:ahead]]

@@ -159,18 +159,17 @@ class KernelDevice(UpdatingDevice):
 
     @contextmanager
     def reach(self, buffer: Buffer, action: str) -> Iterator[None]:
-        channel = self.channels[self.channel_of(buffer)]
-        if channel.has_modes:  # formatting takes as long as all else here
-            self._turns.begin_copy(channel.number, lambda: f"{action} {buffer!r}")
+        channel, copy = self.channels[self.channel_of(buffer)], object()
         try:
-            if channel.has_modes:
+            if channel.has_modes:  # formatting takes as long as all else here
+                self._turns.begin_copy(copy, channel.number, lambda: f"{action} {buffer!r}")
                 channel.check_reach(lambda: f"{action} {buffer!r}")
             yield
         except (MemoryFaultError, ProtocolError) as fault:
             raise reset_needed(f"{action} {buffer!r}", fault) from fault
         finally:
             if channel.has_modes:
-                self._turns.end_copy(channel.number)
+                self._turns.end_copy(copy)
 
     def reset(self) -> None:
         """Hard reset of the kernels and of their paths to memory.

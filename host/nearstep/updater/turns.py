@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ class Turns:
         self._used = used
         self._changed = threading.Condition()
         self._regions: dict[int, Region] = {}
-        self._copies: Counter[tuple[int, threading.Thread]] = Counter()
+        self._copies: dict[object, tuple[int, threading.Thread]] = {}
         self._begun = 0  # copies
         self._waiting: dict[threading.Thread, frozenset[int]] = {}
 
@@ -91,11 +90,12 @@ class Turns:
         """
         region = Region(threading.current_thread())
         wanted = frozenset(channels)
-        with self._changed:
-            self._wait(wanted, action, lambda: self._is_copied(wanted, region.thread))
-            outer = {each: self._regions.get(each) for each in wanted}
-            self._regions |= dict.fromkeys(wanted, region)
+        outer: dict[int, Region | None] = {}
         try:
+            with self._changed:
+                self._wait(wanted, action, lambda: self._is_copied(wanted, region.thread))
+                outer = {each: self._regions.get(each) for each in wanted}
+                self._regions |= dict.fromkeys(wanted, region)
             yield region
         finally:
             region.over = True  # even if Ctrl-C ends the wait for the lock
@@ -109,21 +109,18 @@ class Turns:
                         self._regions[each] = before
                 self._changed.notify_all()
 
-    def begin_copy(self, channel: int, action: Callable[[], str]) -> None:
+    def begin_copy(self, copy: object, channel: int, action: Callable[[], str]) -> None:
         """Begin a copy of the host when no other thread has the channel, as `region`."""
         with self._changed:
             if channel in self._regions:
                 self._wait(frozenset({channel}), action(), lambda: False)
-            self._copies[channel, threading.current_thread()] += 1
+            self._copies[copy] = channel, threading.current_thread()
             self._begun += 1
 
-    def end_copy(self, channel: int) -> None:
-        """End a copy that has begun."""
+    def end_copy(self, copy: object) -> None:
+        """End a copy, if it has begun."""
         with self._changed:
-            own = channel, threading.current_thread()
-            self._copies[own] -= 1
-            if not self._copies[own]:
-                del self._copies[own]
+            self._copies.pop(copy, None)
             if self._waiting:
                 self._changed.notify_all()
 
@@ -144,7 +141,7 @@ class Turns:
         """
         return any(
             channel in channels and other is not thread and other.is_alive()
-            for channel, other in self._copies
+            for channel, other in self._copies.values()
         )
 
     def _wait(self, wanted: frozenset[int], action: str, copied: Callable[[], bool]) -> None:
@@ -165,7 +162,7 @@ class Turns:
         """Return a channel that a thread waits for, and the thread that has it."""
         for channel in sorted(self._waiting.get(thread, ())):
             region = self._regions.get(channel)
-            if region is not None and region.thread is not thread:
+            if region is not None and region.thread is not thread and not region.over:
                 return channel, region.thread
         return None
 
@@ -176,7 +173,7 @@ class Turns:
             waiting = left.pop()
             for channel in self._waiting.get(waiting, ()):
                 region = self._regions.get(channel)
-                if region is None or region.thread is waiting:
+                if region is None or region.thread is waiting or region.over:
                     continue
                 if region.thread is target:
                     return True

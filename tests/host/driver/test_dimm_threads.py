@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
+from typing import Any
 
+import numpy as np
 import pytest
 
 import nearstep
@@ -99,6 +103,50 @@ def test_idle_threads_use_no_processor(monkeypatch):
 
 def test_a_copy_whose_end_was_interrupted_keeps_no_thread_from_its_own_channel() -> None:
     turns = Turns(lambda: 0)
-    turns.begin_copy(0, lambda: "write")  # and Ctrl-C before end_copy
+    turns.begin_copy(object(), 0, lambda: "write")  # and Ctrl-C before end_copy
     with turns.region([0], "run") as region:
         assert turns.holds(region, 0)
+
+
+class Interrupted(dict[Any, Any]):
+    """Raises after a change, as Ctrl-C behind the call which made it."""
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        raise KeyboardInterrupt
+
+    def __setitem__(self, key: object, value: object) -> None:
+        super().__setitem__(key, value)
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_copy_or_region_keeps_no_channel_from_another_thread() -> None:
+    with nearstep.open(DIMMS["golden-dimm"]) as dimm:
+        buffer, turns, done = dimm.alloc(64, np.float32, channel=0), dimm._turns, []
+
+        def use() -> None:
+            buffer.write(np.ones(64, np.float32))
+            with dimm.acceleration(0):
+                done.append(turns.holds(turns._regions[0], 0))
+
+        def left_in_part() -> None:
+            with dimm.acceleration(0):
+                region = turns._regions[0]
+            turns._regions[0] = region  # Ctrl-C in the wait for the lock
+
+        for name, interrupted in (
+            ("_copies", use),
+            ("_regions", use),
+            ("", left_in_part),
+        ):
+            with contextlib.suppress(KeyboardInterrupt):
+                if name:
+                    setattr(turns, name, Interrupted())
+                interrupted()
+            if name:
+                setattr(turns, name, dict(getattr(turns, name)))
+            other = threading.Thread(target=use, daemon=True)
+            other.start()
+            other.join(20)
+            assert not other.is_alive(), name
+    assert done == [True] * 3

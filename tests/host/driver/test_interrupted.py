@@ -107,7 +107,8 @@ def test_a_wait_after_ctrl_c_shows_one_step_or_an_error() -> None:
                     found = [each.read() for each in arrays.values()]
                     assert all(map(np.array_equal, found, expected)), interrupts.where
                     ends[None] += 1
-        assert ends[0] and ends[None] and sum(ends.values()) == 180
+        assert min(ends[0], ends[None]) > 0
+        assert sum(ends.values()) == 180
 
 
 @pytest.mark.parametrize("within", ["/axdimm/channel.py", "/updater/device.py"])

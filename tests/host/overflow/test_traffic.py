@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Mapping
+from itertools import pairwise
 
 import pytest
 
@@ -157,3 +158,5 @@ def test_the_timeline_is_that_of_a_whole_step(early: bool, monkeypatch: pytest.M
         assert len(runs) == passed["launches"] >= 2
         graphs = optimizer.table.executor.timelines
         assert sum(each.makespan for each in graphs) == passed["step_cycles"]
+        assert all(a.end <= b.start for a, b in pairwise(runs)), "on one clock"
+        assert optimizer.timeline.limit <= passed["step_cycles"] <= optimizer.timeline.makespan
