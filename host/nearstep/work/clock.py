@@ -128,8 +128,8 @@ class Clock:
         raise ArgumentError(f"{backend!r} is no device of the clock")
 
 
-_SLICE = 1 << 20
-"""Cycles of one advance without another bound."""
+_SLICE, _LONGEST = 1 << 20, 1 << 32
+"""Cycles of one advance without another bound, and the most of any."""
 
 
 class _Hand:
@@ -165,7 +165,7 @@ class _Hand:
         bounds = [each.bound for each in in_flight]
         known = [each for each in bounds if each is not None]
         longest = max(known) + 1 if len(known) == len(bounds) else _SLICE
-        most = longest if cycles is None else cycles
+        most = min(longest if cycles is None else cycles, _LONGEST)
         polls = _polls(in_flight)
         self.backend.advance(most, polls)
         if self.steps:  # it does not report the number of cycles

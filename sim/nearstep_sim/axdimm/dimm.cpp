@@ -152,6 +152,14 @@ class Dimm {
     // Number of submitted transfers that have ended; transfers end in order.
     std::uint64_t ended() const { return last_submitted_ - submitted_.size(); }
 
+    // Cycle in which the next transfer ended that this was not called for; 0 if none has.
+    std::uint64_t next_end() {
+        if (ends_.empty()) return 0;
+        const std::uint64_t cycle = ends_.front();
+        ends_.pop_front();
+        return cycle;
+    }
+
     // Drops all submitted transfers; see `abandon`.
     void withdraw() {
         settle();
@@ -297,6 +305,7 @@ class Dimm {
                 run_channels();  // checks the accesses so far against the old state
                 mark(t.first, t.lines, LineState::written);
             }
+            ends_.push_back(host_.cycle());
             submitted_.pop_front();
         }
     }
@@ -477,6 +486,7 @@ class Dimm {
 
     Transfer transfer_;
     std::deque<Submitted> submitted_;
+    std::deque<std::uint64_t> ends_;
     std::uint64_t last_submitted_ = 0, moved_at_ = 0, loads_ = 0;
     bool giving_ = true;
     std::uint64_t channel_lines_, window_lines_, read_latency_;
@@ -535,7 +545,7 @@ std::uint64_t dimm_submit(Dimm* dimm, std::uint64_t line, std::uint8_t* data, st
     return dimm->submit(line, data, lines, writes != 0);
 }
 
-std::uint64_t dimm_ended(Dimm* dimm) { return dimm->ended(); }
+std::uint64_t dimm_next_end(Dimm* dimm) { return dimm->next_end(); }
 
 void dimm_withdraw(Dimm* dimm) { dimm->withdraw(); }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,6 @@ from nearstep.errors import (
     OutOfBoundsError,
     WaitTimeoutError,
 )
-from nearstep.run import check_bound
 from nearstep.threads import shared, simulation_threads
 from nearstep_sim.axdimm.library import (
     CHANNEL,
@@ -39,6 +37,7 @@ from nearstep_sim.models.dram.library import (
 )
 from nearstep_sim.models.dram.trace import header
 from nearstep_sim.models.memory import POISON
+from nearstep_sim.updater.transfer import DeviceTransfer
 from nearstep_sim.verilate.abi import load, structure, values
 from nearstep_sim.verilate.harness import (
     FAULTED,
@@ -64,9 +63,6 @@ from nearstep_spec.dram.latency import (
     TPHY_WRLAT,
 )
 
-_FOREVER = 1 << 32
-"""Timeout in cycles; transfers in flight detect a hang before."""
-
 _GUARD, _UNWRITTEN, _WRITTEN = 0, 1, 2
 
 RESET_CYCLES = 20_000
@@ -79,62 +75,17 @@ _Options = structure("axdimm/dimm_memory.hpp", "DimmOptions")
 _Counters = structure("axdimm/dimm.cpp", "ChannelCounters")
 
 
-class DimmTransfer(Completion):
-    """A copy between host and DIMM that progresses with the device's time.
+class DimmTransfer(DeviceTransfer):
+    """A copy between host and DIMM."""
 
-    Parameters
-    ----------
-    number : in the order of submission.
-    begun : cycle of its submission.
-    keep : memory that the copy reads or writes.
-    """
-
-    backend: DimmBackend
-
-    def __init__(
-        self, backend: DimmBackend, number: int, what: str, begun: int, keep: NDArray[np.uint8]
-    ) -> None:
-        self.backend = backend
-        self.number = number
-        self.what = what
-        self._begun = begun
-        self._keep: NDArray[np.uint8] | None = keep
-        self._cycles: int | None = None
-        self._error: DeviceError | None = None
-
-    @property
-    def ended(self) -> bool:
-        if self._keep is not None:
-            self.backend.look_at_transfers()
-        return self._keep is None
-
-    @property
-    def error(self) -> DeviceError | None:
-        return self._error
-
-    @property
-    def cycles(self) -> int | None:
-        return self._cycles
-
-    def wait(self, max_cycles: int | None = None) -> Self:
-        check_bound(max_cycles)
-        self.backend.wait_for(self, max_cycles)
-        if self._error is not None:
-            raise self._error
-        return self
+    device: DimmBackend
 
     def abort(self, max_cycles: int | None = None) -> None:
         """Abandon the copy and all submitted copies that have not ended; memory may be partly
         written.
         """
         if not self.ended:
-            self.backend.withdraw()
-
-    def end(self, cycle: int, error: DeviceError | None) -> None:
-        """Complete the copy; called by the backend."""
-        self._keep = None
-        self._error = error
-        self._cycles = cycle - self._begun if error is None else None
+            self.device.withdraw()
 
 
 class DimmBackend(EmulatedBackend):
@@ -340,25 +291,8 @@ class DimmBackend(EmulatedBackend):
 
     def look_at_transfers(self) -> None:
         """Complete the transfers that have ended; no error is raised and no time passes."""
-        ended = self._lib.dimm_ended(self._dimm)
-        while self._transfers and self._transfers[0].number <= ended:
-            self._transfers.popleft().end(self._lib.dimm_cycle(self._dimm), None)
-
-    def wait_for(self, transfer: DimmTransfer, max_cycles: int | None) -> None:
-        """Run the device until a transfer has ended.
-
-        Raises
-        ------
-        WaitTimeoutError
-        """
-        end = None if max_cycles is None else self._lib.dimm_cycle(self._dimm) + max_cycles
-        while not transfer.ended:
-            left = _FOREVER if end is None else end - self._lib.dimm_cycle(self._dimm)
-            if left <= 0:
-                raise WaitTimeoutError(
-                    transfer.what, max_cycles or 0, transactions=self.transactions()
-                )
-            self.advance(left)
+        while self._transfers and (cycle := self._lib.dimm_next_end(self._dimm)):
+            self._transfers.popleft().end(cycle, None)
 
     def withdraw(self) -> None:
         """Abandon the transfers that have not ended."""
@@ -378,14 +312,14 @@ class DimmBackend(EmulatedBackend):
             raise OutOfBoundsError(what, address, address + data.size, base + size)
         line, lines = address // LINE_BYTES, data.size // LINE_BYTES
         begun = self._lib.dimm_cycle(self._dimm)
-        number = self._lib.dimm_submit(self._dimm, line, data.ctypes.data, lines, int(writes))
-        transfer = DimmTransfer(self, number, what, begun, data)
+        self._lib.dimm_submit(self._dimm, line, data.ctypes.data, lines, int(writes))
+        transfer = DimmTransfer(self, what, begun, data)
         self._transfers.append(transfer)
         return transfer
 
     def _wait_for_transfers(self) -> None:
         while self._transfers:
-            self.wait_for(self._transfers[-1], None)
+            self._transfers[-1].wait()
 
     def wait(self, polls: Sequence[Poll], max_cycles: int) -> None:
         self._flush()

@@ -180,7 +180,7 @@ class GoldenKernel:
         self._aborted = self.busy
 
     def lose(self) -> None:
-        """End a busy run at once, as ABORT does unless it was done: part of a step may be written."""
+        """End a busy run at once, as ABORT unless it was done: part of a step may be written."""
         if self.busy:
             if not self.done and self.fault.cause is ErrorCause.NONE:
                 self.fault = Fault(ErrorCause.ABORTED)

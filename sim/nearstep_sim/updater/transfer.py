@@ -87,7 +87,7 @@ class DeviceTransfer(Completion):
         check_bound(max_cycles)
         end = None if max_cycles is None else (self.backend.cycles or 0) + max_cycles
         while not self.ended:
-            left = _FOREVER if end is None else end - (self.backend.cycles or 0)
+            left = _FOREVER if end is None else min(_FOREVER, end - (self.backend.cycles or 0))
             if left <= 0:
                 raise WaitTimeoutError(
                     self.what, max_cycles or 0, transactions=self.backend.transactions()

@@ -185,7 +185,7 @@ def test_bad_arguments_are_refused_before_anything_is_touched(runtime, tmp_path)
     other = Axdimm(NAME)
     other.RegisterStorage(tmp_path / "other", SSD_BYTES, direct=False)
     foreign = [other.MallocX(100, on=each) for each in (Place.AXDIMM, Place.NVME)]
-    away = foreign[0]
+    mixed = {**dict.fromkeys("pmv", dimm), "g": foreign[0], "t": 1}
     adam = {"p": dimm, "m": dimm, "v": dimm, "g": dimm, "t": 1}
     bad = [
         (OutOfBoundsError, lambda: runtime.MemcpyX2Y(dimm, ssd, 101)),
@@ -207,7 +207,7 @@ def test_bad_arguments_are_refused_before_anything_is_touched(runtime, tmp_path)
         (ArgumentError, lambda: runtime.MallocX(10, on="SSD")),
         (
             ArgumentError,
-            lambda: runtime.RunAdamOnAxdimmAsync(**{**adam, "g": foreign[0]}, nparams=1),
+            lambda: runtime.RunAdamOnAxdimmAsync(**mixed, nparams=1),
         ),
         (ArgumentError, lambda: runtime.FreeX(ssd + 1)),
         (ArgumentError, lambda: runtime.MallocX(0)),

@@ -256,6 +256,20 @@ def test_a_bound_may_be_as_large_as_a_counter(dimm, on):
     assert work.check() == 3003
 
 
+@SIM_DIMM
+def test_a_copy_has_the_cycles_until_its_end_whenever_that_is_read(dimm, on):
+    work = on(1, MANY)
+    data, bound = np.arange(1024, dtype=np.float32), (1 << 64) - 1
+    target = dimm.alloc(1024, np.float32, channel=0)
+    with dimm.reserved():
+        alone = dimm.backend.submit_write(target.address, data.view(np.uint8)).wait(bound).cycles
+        run = work.start()
+        late = dimm.backend.submit_write(target.address, data.view(np.uint8))
+        run.wait()
+    assert 64 < alone
+    assert late.cycles < 2 * alone < run.cycles
+
+
 def test_a_run_whose_kernel_is_reset_is_aborted(dimm, on):
     work = on(0, MANY)
     run = work.start()
