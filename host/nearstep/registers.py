@@ -113,6 +113,9 @@ class RegisterHandle:
     ReadOnlyFieldError, FieldValueError : before the device is touched.
     RefusedWriteError : the block is busy and the register is locked.
     BusError : the device answered with an error for another reason.
+
+    A DIMM with arbiters answers nothing: both writes have no effect there, and the first one sets
+    `status.refused`.
     """
 
     def __init__(self, block: BlockRegisters, register: Register) -> None:

@@ -60,8 +60,10 @@ class DriveRates:
 
     @property
     def depth(self) -> int:
-        """The least depth at which both rates are near the best."""
-        return max(_enough(self.read_bytes_per_s), _enough(self.write_bytes_per_s))
+        """The least depth with 95 % of both best rates; without one, that of the best lesser share."""
+        rates = (self.read_bytes_per_s, self.write_bytes_per_s)
+        shares = {depth: min(each[depth] / max(each.values()) for each in rates) for depth in rates[0]}
+        return max(shares, key=lambda depth: min(shares[depth], ENOUGH))
 
 
 def drive_rates(
@@ -112,11 +114,6 @@ def drive_rates(
             "read": seconds(lambda: os.preadv(file, [page], next(places)), runs=LATENCY_RUNS),
         }
     return DriveRates(rates["read"], rates["write"], latency["read"], latency["write"])
-
-
-def _enough(rates: Mapping[int, float]) -> int:
-    best = max(rates.values())
-    return min(depth for depth, rate in rates.items() if rate >= ENOUGH * best)
 
 
 def _time(transfer: BlockCopy, blocks: int, depth: int) -> float:

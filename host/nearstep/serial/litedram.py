@@ -181,8 +181,8 @@ def check_memory(board: BoardAccess) -> None:
     ------
     MemoryNotReadyError : the error has the first wrong address, and its contents.
     """
-    limit = board.manifest.memory_bytes
-    places = [0, *(1 << bit for bit in range(TESTED_BYTES.bit_length(), limit.bit_length() - 1))]
+    limit, first = board.manifest.memory_bytes, (TESTED_BYTES - 1).bit_length()
+    places = [0, *(1 << bit for bit in range(first, limit.bit_length() - 1))]
     places.append(limit - TESTED_BYTES)
     random = np.random.default_rng(SEED)
     written = [random.integers(0, 256, TESTED_BYTES, np.uint8) for _ in places]

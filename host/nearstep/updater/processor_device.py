@@ -176,7 +176,8 @@ class ProcessorDevice(DirectDevice):
         columns = Columns.of(rule, formats, stochastic=drawn is not None)
         index, seed = (0, 0) if drawn is None else (drawn.numbering.index, drawn.seed)
         names, factor, divided = rule.arrays_in, gradient.scale, None
-        if abs(math.frexp(factor)[0]) != 0.5:  # torch divides by a scale, and rounds otherwise
+        # torch divides by a scale that is no power of two, and rounds otherwise than a product
+        if factor and abs(math.frexp(factor)[0]) != 0.5:
             divided = self._floats(buffers[GRADIENT], columns.format_of(GRADIENT))
             divided /= np.float32(abs(1.0 / factor))
             columns, factor = columns.widened(GRADIENT), math.copysign(1.0, factor)

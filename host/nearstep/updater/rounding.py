@@ -107,7 +107,7 @@ class Rounding:
         for name, bits in (("index", INDEX_BITS), ("within", SKIP_BITS), ("skip", SKIP_BITS)):
             value = getattr(self.numbering, name)
             _check(f"numbering.{name}", value, bits)
-            if value % begins and name != "skip":
+            if value % begins:
                 raise ArgumentError(
                     f"rounding.numbering.{name} must be a multiple of {begins}, not {value}"
                 )

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nearstep.backends.base import Backend, Completion, Ended, Poll
+from nearstep.backends.base import FILLED_BYTES, Backend, Completion, Ended, Poll
 from nearstep.backends.emulated import Injection
 from nearstep.backends.endpoint import EndpointBackend
 from nearstep.backends.peer import FailedPeerTransfer, PeerTraffic
@@ -78,14 +78,14 @@ class GoldenCard(GoldenBackend, BarBackend, EndpointBackend):
     @property
     def messages(self) -> int:
         ends = self._channels[0].kernel.ends
-        self._pending |= ends != self._ends
-        self._ends = ends
-        if self._pending and self._may_send:
-            self._pending = False
-            self._sent += 1
+        new, self._ends = ends - self._ends, ends
+        if self._may_send:
+            self._sent += new + self._pending
+        self._pending = not self._may_send and (self._pending or new > 0)
         return self._sent
 
     def allow_messages(self, *, enabled: bool, masked: bool) -> None:
+        self.messages  # noqa: B018 - ends until now are sent, or pending, as was allowed
         self._may_send = enabled and not masked
 
     def read_register(self, address: int) -> int:
@@ -145,7 +145,9 @@ class GoldenCard(GoldenBackend, BarBackend, EndpointBackend):
             return
         self.check_memory("write", address, nbytes)
         self._check_memory_fault()
-        self._traffic.count_write(address, nbytes)
+        part = FILLED_BYTES // element.size * element.size
+        for at in range(0, nbytes, part):  # as the writes of `Backend.fill_memory`
+            self._traffic.count_write(address + at, min(part, nbytes - at))
         super().fill_memory(address, nbytes, element)
 
     def lend_memory(self, address: int, data: NDArray[np.uint8], *, writes: bool) -> bool:

@@ -279,6 +279,7 @@ LACKING: list[tuple[str, *Case]] = [  # type: ignore[valid-type]
             (Rounding(numbering=Numbering(1)), "index must be a multiple of 16, not 1"),
             (Rounding(numbering=Numbering(within=2)), "within must be a multiple of 16, not 2"),
             (Rounding(numbering=Numbering(1 << 48)), r"index must be an integer in \[0, 2\*\*48\)"),
+            (Rounding(numbering=Numbering(skip=3)), "skip must be a multiple of 16, not 3"),
             (Rounding(numbering=Numbering(skip=-1)), "skip must be an integer"),
             (Rounding(numbering=Numbering(skip=1 << 32)), "skip must be an integer"),
             ("stochastic", "rounding must be a Rounding or None, not 'stochastic'"),

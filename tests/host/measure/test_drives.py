@@ -57,6 +57,8 @@ def test_the_depth_that_is_told_is_the_least_that_both_ways_need() -> None:
     writes = {1: 10.0, 2: 20.0, 4: 30.0, 8: 30.0, 16: 31.0}
     assert DriveRates(reads, writes, 1.0, 1.0).depth == 4
     assert DriveRates(reads, reads, 1.0, 1.0).depth == 2
+    reads, writes = {1: 100.0, 2: 100.0, 4: 80.0}, {1: 50.0, 2: 70.0, 4: 100.0}
+    assert DriveRates(reads, writes, 1.0, 1.0).depth == 4, "80 % of both, and no depth has 95 %"
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES + 4096])

@@ -466,6 +466,19 @@ def test_arrays_of_numpy_and_both_orders(order) -> None:
         assert (got[:whole] == wanted[:whole]).all()
 
 
+def test_a_device_of_the_processor_scales_gradients_by_any_factor(tmp_path) -> None:
+    parameter = torch.nn.Parameter(torch.ones(16))
+    optimizer = nearstep.optim.SGD([parameter], lr=0.5, drives=[tmp_path], memory="1MiB")
+    parameter.grad = torch.ones(16)
+    optimizer.step()
+    arrays = {name: optimizer.device.alloc(64, np.float32) for name in "pg"}
+    for scale, expected in ((0.0, 1.0), (-0.0, 1.0), (1.0, 0.5), (-0.5, 1.25)):
+        for each in arrays.values():
+            each.write(np.ones(64, np.float32))
+        optimizer.device.update("sgd", arrays, lr=0.5, gradient_scale=scale)
+        assert (arrays["p"].read() == expected).all()
+
+
 FUSED: dict[str, tuple[str, dict[str, Any]]] = {
     "AdamW": ("AdamW", {"weight_decay": 0.1}),
     "amsgrad": ("AdamW", {"amsgrad": True, "betas": (0.3, 0.9), "maximize": True}),

@@ -122,6 +122,29 @@ def test_an_access_of_8_bytes_is_two_of_4_the_low_first(card):
         card.backend.read_bar0(0xFF8, 8)
 
 
+def test_a_fill_is_counted_as_its_writes(card):
+    buffer = card.alloc((2 << 20) // 4, np.float32)
+    assert buffer.address % (1 << 20)
+    before = card.backend.traffic.write_tlps
+    buffer.fill(1.0)
+    assert card.backend.traffic.write_tlps - before == 8194
+
+
+def test_an_end_of_a_run_is_a_message_or_pending():
+    with nearstep.open(URLS["golden"]) as card:
+        job = Job(card, 64, seed=3)
+        job.upload()
+        sent = []
+        for masked, runs in ((False, 3), (True, 2), (False, 0), (False, 1)):
+            card.backend.allow_messages(enabled=True, masked=masked)
+            for _ in range(runs):
+                job.start().wait()
+            sent.append(card.backend.messages)
+        job.start().wait()
+        card.backend.allow_messages(enabled=True, masked=True)
+        assert [*sent, card.backend.messages] == [3, 3, 4, 5, 6]
+
+
 @pytest.mark.parametrize(
     ("value", "nbytes"),
     [(2**40 + 7, 4), (-1, 4), (1 << 32, 4), (1 << 64, 8), (-1, 8), ("7", 4), (7.0, 4), (None, 8)],
