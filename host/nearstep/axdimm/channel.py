@@ -140,7 +140,7 @@ class Channel(KernelChannel):
         self.accelerated = False
 
     def _check_status(self, arbiter: BlockRegisters) -> None:
-        """Raise `ModeRegisterError` for unsupported modes; forget lost commands that were cleared."""
+        """Raise `ModeRegisterError` for unsupported modes; forget cleared losses of commands."""
         status = arbiter.status.get()
         self._lost = min(self._lost, arbiter.lost_count.value) if status["lost_command"] else 0
         if status["unsupported_mode"]:

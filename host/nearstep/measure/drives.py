@@ -60,9 +60,10 @@ class DriveRates:
 
     @property
     def depth(self) -> int:
-        """The least depth with 95 % of both best rates; without one, that of the best lesser share."""
-        rates = (self.read_bytes_per_s, self.write_bytes_per_s)
-        shares = {depth: min(each[depth] / max(each.values()) for each in rates) for depth in rates[0]}
+        """The least depth with 95 % of both best rates, or else with the best lesser share."""
+        reads, writes = self.read_bytes_per_s, self.write_bytes_per_s
+        best = max(reads.values()), max(writes.values())
+        shares = {each: min(reads[each] / best[0], writes[each] / best[1]) for each in reads}
         return max(shares, key=lambda depth: min(shares[depth], ENOUGH))
 
 

@@ -160,7 +160,9 @@ def _drive(directory: Path, rates: DriveRates) -> Drive:
         write_bytes_per_s=best("writes", dict(rates.write_bytes_per_s)),
         read_latency_s=_measured(rates.read_latency_s, "4 KiB with O_DIRECT, the median"),
         write_latency_s=_measured(rates.write_latency_s, "4 KiB with O_DIRECT, the median"),
-        queue_depth=_measured(rates.depth, "the least with 95 % of both best rates, or else nearest to that"),
+        queue_depth=_measured(
+            rates.depth, "the least with 95 % of both best rates, or nearest to it"
+        ),
     )
 
 
