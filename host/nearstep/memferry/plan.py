@@ -101,6 +101,7 @@ def check(plan: Plan, costs: Costs) -> None:
     kept = used = 0
     most = allowance(plan.reserve, costs)
     for i, (name, decision) in enumerate(plan.layers.items()):
+        _check_allowed(name, decision, i, costs)
         kept += int(costs.gradient_bytes[i, decision.index])
         used += int(costs.parameter_bytes[i, decision.index])
         if kept > most:
@@ -139,18 +140,24 @@ def _decision(name: str, table: object, place: int, costs: Costs) -> Decision:
         raise PlanError(name, "layer", "a table", table)
     PlanError.check_keys(name, table, LAYER_FIELDS)
     mode, gradients = table["mode"], table["gradients"]
-    if mode not in Mode.__members__:
+    if not isinstance(mode, str) or mode not in Mode.__members__:
         raise PlanError(name, "mode", f"one of {', '.join(Mode.__members__)}", mode)
     possible = GRADIENTS[:2] if costs.trained[place] else GRADIENTS[2:]
     if gradients not in possible:
         raise PlanError(name, "gradients", " or ".join(possible), gradients)
     decision = Decision(Mode[mode], gradients == "host")
+    _check_allowed(name, decision, place, costs)
+    return decision
+
+
+def _check_allowed(name: str, decision: Decision, place: int, costs: Costs) -> None:
+    """Raise `PlanError` unless the layer can do it."""
     if not costs.allowed[place, decision.index]:
         can = [each for each in Mode if costs.allowed[place, Decision(each, decision.write).index]]
         if can:
-            raise PlanError(name, "mode", f"one of {', '.join(each.name for each in can)}", mode)
-        raise PlanError(name, "gradients", "gpu: this layer cannot write them", gradients)
-    return decision
+            expected = f"one of {', '.join(each.name for each in can)}"
+            raise PlanError(name, "mode", expected, decision.mode.name)
+        raise PlanError(name, "gradients", "gpu: this layer cannot write them", "host")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -118,26 +119,35 @@ def make(
 
 
 def _least(costs: Costs, limits: Limits) -> list[Decision]:
-    """Decisions that take the fewest bytes.
+    """Decisions that take few bytes within the reserve: the fewest, then layer by layer others that
+    keep less of the gradients, first where these take the fewest bytes more for it.
 
     Raises
     ------
+    ArgumentError : all decisions exceed the reserve.
     PlanBudgetError : these exceed the budget.
     """
-    sizes = costs.parameter_bytes + costs.gradient_bytes
-    never = np.int64(1 << 62)
-    columns = np.where(costs.allowed, sizes, never).argmin(1)
-    used = np.cumsum(sizes[range(len(costs)), columns])
-    kept = np.cumsum(costs.gradient_bytes[range(len(costs)), columns])
+    gradients, never, rows = costs.gradient_bytes, np.int64(1 << 62), range(len(costs))
+    sizes = np.where(costs.allowed, costs.parameter_bytes + gradients, never)
     names = [layer.name for layer in costs.profile.layers]
+    fewest = np.cumsum(np.where(costs.allowed, gradients, never).min(1))
+    if fewest[-1] > limits.kept:
+        place, whole = int((fewest > limits.kept).argmax()), int(fewest[-1])
+        share = whole / max(costs.profile.gradient_bytes, 1)
+        while allowance(share, costs) < whole:
+            share = math.nextafter(share, math.inf)
+        raise ArgumentError(
+            f"layer {names[place]}: reserve must be at least {share}: gradients that cannot be "
+            f"written to the host take {whole} bytes, the reserve leaves {limits.kept}"
+        )
+    columns = sizes.argmin(1)
+    while (gradients[rows, columns]).sum() > limits.kept:
+        saved = gradients[rows, columns][:, None] - gradients
+        more = (sizes - sizes[rows, columns][:, None]) / np.where(saved > 0, saved, 1)
+        place, column = divmod(int(np.where(saved > 0, more, np.inf).argmin()), sizes.shape[1])
+        columns[place] = column
+    used = np.cumsum(sizes[rows, columns])
     if used[-1] > limits.budget:
         place = int((used > limits.budget).argmax())
         raise PlanBudgetError(limits.budget, int(used[-1]), names[place], int(used[place]))
-    if kept[-1] > limits.kept:
-        place = int((kept > limits.kept).argmax())
-        share = kept[-1] / max(costs.profile.gradient_bytes, 1)
-        raise ArgumentError(
-            f"layer {names[place]}: reserve must be at least {share}: gradients that cannot be "
-            f"written to the host take {int(kept[-1])} bytes, the reserve leaves {limits.kept}"
-        )
     return [DECISIONS[column] for column in columns.tolist()]

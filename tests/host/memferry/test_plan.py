@@ -2,15 +2,17 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from nearstep.errors import ArgumentError
-from nearstep.memferry.cost import Costs
+from nearstep.memferry.cost import Costs, Decision, Mode
 from nearstep.memferry.errors import FingerprintError, PlanBudgetError, PlanError
-from nearstep.memferry.plan import from_json
+from nearstep.memferry.plan import allowance, check, from_json
 from nearstep.memferry.planner import make
 from nearstep.memferry.profile import Profile
 
@@ -22,6 +24,9 @@ PROFILE = made_of(
           backward_dha_write_s=None),
     layer("matrix", forward_dha_s=None, backward_dha_s=None, backward_dha_write_s=None),
 )  # fmt: skip
+
+
+DHA = ("forward_dha_s", "backward_dha_s", "backward_dha_write_s")
 
 
 def table_of(**options: Any) -> dict[str, Any]:
@@ -63,6 +68,7 @@ def change(path: str, value: object) -> Callable[[dict[str, Any]], None]:
     [
         ("layers/0 embedding/mode", "GPU", "embedding", "mode"),
         ("layers/0 embedding/mode", None, "embedding", "mode"),
+        ("layers/0 embedding/mode", ["GFGB"], "embedding", "mode"),
         ("layers/0 embedding/gradients", "disk", "embedding", "gradients"),
         ("layers/0 embedding/gradients", "none", "embedding", "gradients"),
         ("layers/0 embedding/other", 1, "embedding", "other"),
@@ -101,6 +107,22 @@ def test_a_plan_that_exceeds_its_own_limits_is_refused_at_the_layer() -> None:
         from_json(json.dumps({**table, "budget_bytes": 250}), Costs(PROFILE))
     assert caught.value.field == "mode"
     assert caught.value.layer in ("frozen", "matrix")
+
+
+def test_a_plan_of_a_profile_with_fewer_modes_is_refused() -> None:
+    plan = from_json(json.dumps(table_of()), Costs(PROFILE))
+    chosen = plan.layers["embedding"]
+    other = made_of(
+        *(
+            replace(e, **dict.fromkeys(DHA, None)) if e.name == "embedding" else e
+            for e in PROFILE.layers
+        )
+    )
+    changed = replace(plan, layers={**plan.layers, "embedding": Decision(Mode.DHA, chosen.write)})
+    check(changed, Costs(PROFILE))
+    with pytest.raises(PlanError) as caught:
+        check(changed, Costs(other))
+    assert (caught.value.layer, caught.value.field) == ("embedding", "mode")
 
 
 def test_a_name_that_stands_twice_is_refused() -> None:
@@ -192,3 +214,27 @@ def test_a_reserve_that_cannot_be_kept_to_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"reserve must be at least 0\.5"):
         make(made_of(layer("a"), layer("b", **none)), reserve=0.4)
     assert make(made_of(layer("a"), layer("b", **none)), reserve=0.5).total > 0
+
+
+def test_every_reserve_that_some_plan_keeps_to_is_planned() -> None:
+    rng, kept_to, refused = random.Random(17), 0, 0
+    for _ in range(60):
+        layers = at_random(rng, 4).layers
+        profile = made_of(
+            *(replace(e, backward_dha_write_s=None) if rng.random() < 0.5 else e for e in layers)
+        )
+        costs, reserve = Costs(profile), rng.choice([0.0, 0.1, 0.3, rng.random()])
+        least = sum(
+            min(int(g) for g, can in zip(row, allowed, strict=True) if can)
+            for row, allowed in zip(costs.gradient_bytes, costs.allowed, strict=True)
+        )
+        if least <= allowance(reserve, costs):
+            check(make(profile, reserve=reserve, planner="greedy").plan, Costs(profile))
+            kept_to += 1
+        else:
+            with pytest.raises(ArgumentError, match="reserve must be at least") as error:
+                make(profile, reserve=reserve)
+            share = float(re.findall(r"at least ([\d.e-]+):", str(error.value))[0])
+            check(make(profile, reserve=share, planner="greedy").plan, Costs(profile))
+            refused += 1
+    assert min(kept_to, refused) > 5
