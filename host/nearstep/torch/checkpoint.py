@@ -559,7 +559,8 @@ def load_generation(model: Module, optimizer: Optimizer, reader: GenerationReade
                 others.append((values, key, there.eight[0], scales))
     reader.spreads = bool(others)
     try:
-        load({reader.model: model_state, reader.optim: state}, storage_reader=reader)
+        with closing(reader):  # of a plan that fails no data are read
+            load({reader.model: model_state, reader.optim: state}, storage_reader=reader)
     finally:
         reader.spreads = False
     for values, key, form, scales in others:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException
 
+import nearstep
 from nearstep.storage.store import Store
+from nearstep.torch.checkpoint import GenerationReader, load_generation
 from nearstep.torch.errors import HyperparameterError
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.settings import Overflow
@@ -114,3 +119,20 @@ def test_what_is_not_kept_is_refused_and_nothing_is_lost(tmp_path: Path) -> None
         assert (found.kept, bool(found.others)) == (kept, not kept)
     with pytest.raises(HyperparameterError, match="with drives alone"):
         JOB.resumed("golden:axdimm?memory_bytes=1MiB", "best")
+
+
+def test_a_load_that_cannot_be_planned_leaves_the_drives_to_others(tmp_path) -> None:
+    model = nn.Linear(16, 16)
+    optimizer = nearstep.optim.AdamW(model.named_parameters(), drives=[tmp_path], memory="1MiB")
+    model(torch.ones(2, 16)).sum().backward()
+    optimizer.step()
+    del optimizer
+    gc.collect()
+    other = nn.Linear(16, 8)
+    plain = torch.optim.AdamW(other.named_parameters())
+    reader = GenerationReader([[tmp_path]])
+    with pytest.raises(CheckpointException, match="Size mismatch"):
+        load_generation(other, plain, reader)
+    kept = {"drives": [tmp_path], "memory": "1MiB", "resume": True}
+    again = nearstep.optim.AdamW(model.named_parameters(), **kept)  # else DriveLockedError
+    assert again.state[model.weight]["step"] == 1

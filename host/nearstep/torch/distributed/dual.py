@@ -106,8 +106,8 @@ def average(state: DualAverage, bucket: GradBucket) -> Future[Tensor]:
 
 
 def _by_workers(state: DualAverage, part: Tensor) -> Future[Any]:
-    summed = part.float()
-    scale = torch.tensor(1 / state.group.getSize(), dtype=torch.float32, device="cpu")
+    summed = part if part.dtype is torch.float64 else part.float()
+    scale = torch.tensor(1 / state.group.getSize(), dtype=summed.dtype, device="cpu")
     workers = state.workers
     works = [workers.group.allreduce([summed])]
 
