@@ -19,6 +19,7 @@ import sys
 import threading
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -83,7 +84,7 @@ class Sweep:
         """
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:  # of TOML, UTF-8, or a number of too many digits
             raise ArgumentError(f"{path}: {error}") from None
         kinds = {"run": str, "fixed": dict, "axes": dict, "without": list, "submitit": dict}
         for entry, value in found.items():
@@ -170,11 +171,14 @@ class Sweep:
 
         Raises
         ------
-        ArgumentError : there is no such backend.
-        SweepError : points failed.
+        ArgumentError : there is no such backend, or jobs is below 1.
+        SweepError : points failed, or a process of loky was killed; then all points without a
+            result count as failed.
         """
         if backend not in BACKENDS:
             raise ArgumentError(f"backend must be of {', '.join(BACKENDS)}, not {backend!r}")
+        if jobs < 1:
+            raise ArgumentError(f"jobs must be above 0, not {jobs}")
         folder.mkdir(parents=True, exist_ok=True)
         points = self.missing(folder)
         calls = [(self.function, point, str(folder.resolve())) for point in points]
@@ -193,7 +197,12 @@ class Sweep:
                 if backend == "loky":  # it has processes of an earlier call, if initargs are equal
                     options = {"initializer": _import_from, "initargs": (list(sys.path),)}
                 with cluster, joblib.parallel_config(backend, n_jobs=jobs, **options):
-                    reasons = joblib.Parallel()(joblib.delayed(compute)(*call) for call in calls)
+                    try:
+                        reasons = joblib.Parallel()(joblib.delayed(compute)(*c) for c in calls)
+                    except BrokenProcessPool as error:  # a killed process ends those of the others
+                        reason = " ".join(str(error).split())
+                        missing = self.missing(folder)
+                        reasons = [reason if point in missing else "" for point in points]
         failed = [(p, reason) for p, reason in zip(points, reasons, strict=True) if reason]
         if failed:
             raise SweepError(failed)
@@ -268,9 +277,9 @@ def _load(function: str) -> Callable[..., Any]:
     module, _, name = function.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        known = ", ".join(FUNCTIONS)
-        reason = f"run must be {known} or module:name, not {function!r}: {error}"
+    except Exception as error:  # of the module, whose text is executed
+        known, kind = ", ".join(FUNCTIONS), type(error).__name__
+        reason = f"run must be {known} or module:name, not {function!r}: {kind}: {error}"
         raise ArgumentError(reason) from None
     if not callable(found):
         raise ArgumentError(f"run must be a function, not {function!r}")

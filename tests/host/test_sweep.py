@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,10 @@ def files(folder: Path) -> dict[str, bytes]:
 def doubled(*, of: int) -> dict[str, int]:
     """A function of a sweep."""
     return {"twice": 2 * of, "process": os.getpid()}
+
+
+def halved(*, lr: float) -> dict[str, float]:
+    return {"lr": lr / 2, "errors": 0, "note": ""}
 
 
 def failing(*, of: int) -> dict[str, int]:
@@ -151,6 +156,29 @@ def test_the_command_prints_writes_and_plots(tmp_path: Path) -> None:
     assert (code, "must be of twice, process" in output) == (2, True), output
 
 
+def test_results_of_an_axis_name_and_results_that_are_zero_are_in_the_table(tmp_path: Path) -> None:
+    path = grid(tmp_path, f'run = "{__name__}:halved"\n[axes]\nlr = [1.0, 2.0]\n')
+    code, output = run(path, "--folder", tmp_path, "--backend", "threading", "-o", tmp_path / "t")
+    assert code == 0, output
+    rows = [*csv.reader((tmp_path / "t").open())]
+    assert rows == [["lr", "lr", "errors", "note"], ["1", "0.5", "0", ""], ["2", "1", "0", ""]]
+
+
+def test_a_module_beside_the_file_is_found_and_a_killed_process_is_a_reason(
+    tmp_path: Path, monkeypatch
+) -> None:
+    (tmp_path / "killed_at_two.py").write_text(
+        "import os\ndef f(*, of):\n    of == 2 and os.kill(os.getpid(), 9)\n    return {}\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = grid(tmp_path, 'run = "killed_at_two:f"\n[axes]\nof = [1, 2, 3]\n')
+    code, output = run(path, "--folder", tmp_path, "--jobs", 2)
+    assert (code, "SIGKILL" in output) == (1, True), output
+    missing = Sweep.read(path).missing(tmp_path)
+    assert {"of": 2} in missing
+    assert f"{len(missing)} points failed" in output
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -166,13 +194,19 @@ def test_the_command_prints_writes_and_plots(tmp_path: Path) -> None:
         ("run = 'plan'\n[axes]\nrank = [8]", "missing a required argument|unexpected keyword"),
         ("run = 'nearstep.sweep:no'", "run must be train, plan or module:name"),
         ("run = 'no'", "run must be train, plan or module:name"),
+        ("run = 'wrong_at_import:f'", "not 'wrong_at_import:f': ZeroDivisionError: division"),
+        ("run = 'no_python:f'", "not 'no_python:f': SyntaxError"),
+        (f"run = 'train'\n[axes]\nseed = [{'1' * 5000}]", "digits"),
         ("run = 'train'\n[axes]\nseed = [2026-01-01]", "not JSON serializable"),
         ("run = ", "Invalid value"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_before_anything_runs(
-    text: str, words: str, tmp_path: Path
+    text: str, words: str, tmp_path: Path, monkeypatch
 ) -> None:
+    (tmp_path / "wrong_at_import.py").write_text("1 / 0\n")
+    (tmp_path / "no_python.py").write_text("1 +\n")
+    monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ArgumentError, match=words):
         Sweep.read(grid(tmp_path, text))
     code, _ = run(tmp_path / "grid.toml", "--folder", tmp_path / "r")
@@ -190,3 +224,10 @@ def test_the_example_is_that_of_the_docs_and_can_be_read() -> None:
 def test_another_backend_is_refused(tmp_path: Path) -> None:
     code, output = run(grid(tmp_path), "--backend", "threads", "--folder", tmp_path / "r")
     assert (code, "must be of loky" in output) == (2, True), output
+
+
+def test_no_jobs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="jobs must be above 0, not 0"):
+        Sweep.read(grid(tmp_path)).run(tmp_path / "r", backend="threading", jobs=0)
+    assert run(grid(tmp_path), "--jobs", 0)[0] == 2
+    assert not (tmp_path / "r").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +27,7 @@ def command(
         typer.Option(help="Folder of results; default: build/sweeps and the file's name."),
     ] = None,
     backend: Annotated[str, typer.Option(help=f"{', '.join(BACKENDS)}.")] = "loky",
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Points at once.")] = 1,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Points at once.")] = 1,
     only: Annotated[
         str | None, typer.Option(help="Results in the table, with commas; default: all.")
     ] = None,
@@ -44,6 +45,7 @@ def command(
     Exit status: 1 if points failed, 2 if the file is invalid.
     """
     check_outputs({"--output": output, "--picture": image})
+    sys.path.insert(0, str(file.resolve().parent))  # of modules, as Python's own of a script
     with reported(wrong=(OSError,)):
         sweep = Sweep.read(file)
     with reported():
@@ -65,7 +67,10 @@ def command(
         if as_json:
             print_json([{**point, **result} for point, result in found])
         names = _names(found, only)
-        rows = [[_text({**r, **p}.get(n)) for n in (*sweep.axes, *names)] for p, r in found]
+        rows = [
+            [*(_text(p[n]) for n in sweep.axes), *(_text(r.get(n)) for n in names)]
+            for p, r in found
+        ]
         columns = [*sweep.axes, *(f">{name}" for name in names)]
         if not as_json:
             print_table(table_of(columns, rows, f"{file.name}: results in {place}"))
@@ -87,7 +92,7 @@ def _names(found: Rows, only: str | None) -> list[str]:
     """
     known = [*dict.fromkeys(name for _, result in found for name in result)]
     if only is None:
-        return [name for name in known if any(result.get(name) for _, result in found)]
+        return known
     names = only.split(",")
     for name in names:
         if name not in known:
