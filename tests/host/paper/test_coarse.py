@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nearstep.cli.paper_coarse import _dual
 from nearstep.coarse.dual import best_split
 from nearstep.coarse.iteration import Block
 from nearstep.errors import ArgumentError
@@ -260,6 +261,18 @@ def test_the_picture_has_rows_and_timelines(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert "<svg" in text
     assert len(text) > 20_000
+
+
+def test_the_best_ratio_is_that_of_the_best_m() -> None:
+    moved = 0
+    for run in [*runs(1.0)][:4]:
+        row = _dual(run)
+        best = round(row["best_m_of_n"] * run.inputs.nbytes)
+        assert run.on_timeline(best) == pytest.approx(row["best_ratio"] * row["t_train_s"])
+        assert row["best_ratio"] <= row["ratio"]
+        moved += best == run.m
+    print(f"m* is the best of {moved} runs")
+    assert 0 < moved
 
 
 def test_iterations_of_all_machines_and_models_take_the_papers_estimate() -> None:
