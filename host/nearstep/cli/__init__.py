@@ -95,6 +95,9 @@ def _printable(stream: TextIO | object) -> None:
 
 def main() -> None:
     """Entry point of the `nearstep` script: an error is a line and a status, not a traceback."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed before the start
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     _printable(sys.stdout)
     _printable(sys.stderr)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -56,9 +57,10 @@ def reported(*, wrong: Errors = (), failed: Errors = ()) -> Iterator[None]:
 
 
 def console(*, markup: bool = False) -> Console:
-    """Standard output; without a terminal lines are not wrapped, also with forced colours."""
+    """Standard output, without names of emoji; without a terminal lines are not wrapped, also with
+    forced colours."""
     width = None if sys.stdout.isatty() else UNBOUNDED
-    return Console(markup=markup, highlight=False, width=width)
+    return Console(markup=markup, emoji=False, highlight=False, width=width)
 
 
 def table_of(
@@ -91,8 +93,16 @@ def print_table(table: Table, *, markup: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print the JSON of `--json`."""
-    typer.echo(json.dumps(value, indent=2))
+    """Print the JSON of `--json`; numbers that JSON has not are the texts `nan`, `inf`, `-inf`."""
+    typer.echo(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_finite, value)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

@@ -30,6 +30,22 @@ def test_a_full_disk_at_standard_output_is_a_line() -> None:
     assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device\n")
 
 
+def test_closed_streams_are_empty() -> None:
+    serve = "coarse serve --device golden:coarse --listen unix: --until-eof"
+    calls = {"--version >&- 2>&-": 0, f"{serve} <&-": 2}
+    for words, status in calls.items():
+        done = subprocess.run(
+            ["sh", "-c", f'exec "$0" -m nearstep {words}', sys.executable],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, (words, done)
+        assert "Traceback" not in done.stderr, words
+        assert done.stdout == ""
+    assert "token" in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     ["config check {json}", "plan {json}", "plan bert-base --plan {json}", "platform check {toml}"],

@@ -1,6 +1,7 @@
 """What all commands do alike: exit statuses, `--json`, whole tables, progress."""
 
 import json
+import math
 import os
 import pty
 import re
@@ -17,7 +18,7 @@ from typer.testing import CliRunner, Result
 
 import nearstep
 from nearstep import cli
-from nearstep.cli.outcome import print_table
+from nearstep.cli.outcome import print_json, print_table, table_of
 from nearstep.cli.trace import timeline_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -288,6 +289,19 @@ def test_json_is_a_flag_everywhere_and_prints_json_alone(files: Path) -> None:
             assert json.loads(done.stdout), name
             printed += 1
     assert printed == 11
+
+
+def test_texts_are_printed_as_they_are_and_json_has_its_numbers_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_table(table_of(("a",), [(":100:",), ("[b]",)], ":smile:"))
+    out = capsys.readouterr().out
+    for text in (":100:", "[b]", ":smile:"):
+        assert text in out
+    numbers = [math.nan, math.inf, -math.inf, 1.5, 2]
+    print_json([{"a": numbers, "b": (math.nan,)}])
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == [{"a": ["nan", "inf", "-inf", 1.5, 2], "b": ["nan"]}]
 
 
 @pytest.mark.parametrize("name", ["COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"])
