@@ -24,6 +24,7 @@ from nearstep.torch.dtensor import is_dtensor, is_sharded
 from nearstep.torch.errors import GradientError, HyperparameterError, UnsupportedOptionError
 from nearstep.torch.homes.errors import MemoryTooSmallError
 from nearstep.torch.homes.opening import given_groups, tensors_of
+from nearstep.torch.host_table import HOST
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.scaler import LossScaler
 from nearstep.torch.settings import OnDevice, scans
@@ -200,6 +201,11 @@ def placed(config: Config, parameters: list[Tensor], on: Mapping[str, Any]) -> d
     if config.nvme is None and config.loss_scaling is None:
         return {}
     device = on["device"]
+    if device is None or callable(device) or (isinstance(device, str) and device.startswith(HOST)):
+        if config.nvme is None:
+            return {}
+        own = {} if "drives" in on else {"drives": [_drive(config.nvme)]}
+        return {"memory": 4 * config.nvme.buffers * config.nvme.elements, **own}
     with open_device(device) if isinstance(device, str) else nullcontext(device) as opened:
         if config.loss_scaling is not None and isinstance(opened, KernelDevice):
             if not scans(opened.config):

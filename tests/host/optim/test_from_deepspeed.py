@@ -96,13 +96,17 @@ def trains_like(table: dict[str, Any], other: Any, **more: Any) -> nearstep.opti
 
 
 @like_torch
-@pytest.mark.parametrize("device", list(OFFLOAD))
-def test_a_model_trains_with_the_bits_of_torch(tmp_path: Path, device: str) -> None:
+@pytest.mark.parametrize(
+    ("device", "url"), [*((each, CARD) for each in OFFLOAD), ("nvme", "host:"), ("nvme", None)]
+)
+def test_a_model_trains_with_the_bits_of_torch(
+    tmp_path: Path, device: str, url: str | None
+) -> None:
     """AdamW with `fused=True` and `torch.nn.utils.clip_grad_norm_`, four passes a step."""
     file = tmp_path / "ds_config.json"
     file.write_text(json.dumps(config(tmp_path, device)))
     ours, theirs = model(), model()
-    training = made(file, ours.parameters(), device=CARD)
+    training = made(file, ours.parameters(), device=url)
     assert training.config.gradient_accumulation_steps == 4
     reference = torch.optim.AdamW(
         theirs.parameters(), lr=1e-2, betas=(0.8, 0.99), eps=1e-7, weight_decay=0.05, fused=True
@@ -305,8 +309,10 @@ def fp16(**more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("bound", [None, 0.5])
-@pytest.mark.parametrize("device", [CARD, SCALES])
-def test_an_fp16_model_is_scaled_as_by_torchs_scaler(device: str, bound: float | None) -> None:
+@pytest.mark.parametrize("device", [CARD, SCALES, "host:", None])
+def test_an_fp16_model_is_scaled_as_by_torchs_scaler(
+    device: str | None, bound: float | None
+) -> None:
     ours, theirs = ([nn.Parameter(torch.ones(64).half())] for _ in range(2))
     table = fp16(**({} if bound is None else {"gradient_clipping": bound}))
     training = nearstep.optim.from_deepspeed(table, ours, device=device)
@@ -439,7 +445,7 @@ def test_errors_come_before_anything_is_opened(tmp_path: Path) -> None:
 def test_a_device_or_a_folder_that_does_not_fit(tmp_path: Path) -> None:
     parameters = list(model().parameters())
 
-    def refused(table: dict[str, Any], device: str = CARD) -> ConfigError:
+    def refused(table: dict[str, Any], device: str | None = CARD) -> ConfigError:
         with pytest.raises(ConfigError) as caught:
             nearstep.optim.from_deepspeed(table, parameters, device=device)
         assert list(tmp_path.iterdir()) == []
@@ -452,6 +458,7 @@ def test_a_device_or_a_folder_that_does_not_fit(tmp_path: Path) -> None:
     error = refused(small)
     assert error.key == "zero_optimization.sub_group_size"
     assert (error.expected.split(":")[0], error.actual) == ("at least 2048", 2047)
+    assert refused(small, None).key == "zero_optimization.sub_group_size"
     large = config(tmp_path)
     large["zero_optimization"]["sub_group_size"] = 1e9
     error = refused(large, "golden:axdimm?memory_bytes=32KiB")
