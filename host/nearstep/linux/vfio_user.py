@@ -33,6 +33,7 @@ CONFIG_REGION, REGIONS = 7, 9
 MSIX_KIND, KINDS = 2, 5
 REPLY, NO_REPLY, ERROR = 1, 1 << 4, 1 << 5
 READS, WRITES = 1, 2
+UNMAP_ALL = 2
 IRQ_NONE, IRQ_BOOL, IRQ_EVENTFD, IRQ_TRIGGER = 1, 2, 4, 32
 
 Handler = Callable[[bytes, list[int]], bytes]
@@ -197,7 +198,8 @@ class Server:
             self._listener.bind(str(path))
         except OSError as error:
             self._listener.close()
-            raise OSError(error.errno, error.strerror, str(path)) from None
+            number, reason = error.errno or errno.ENAMETOOLONG, error.strerror or str(error)
+            raise OSError(number, reason, str(path)) from None  # a long path has no number
         self._listener.listen(1)
         self._handlers: dict[int, Handler] = {
             1: self._version, 2: self._map, 3: self._unmap, 4: self._device_info,
@@ -307,9 +309,11 @@ class Server:
 
     def _unmap(self, body: bytes, fds: list[int]) -> bytes:
         _, flags, address, nbytes = struct.unpack("<IIQQ", body)
-        if flags or nbytes == 0 or address + nbytes > 1 << 64:
+        if flags == UNMAP_ALL and address == nbytes == 0:
+            nbytes = 1 << 64
+        elif flags or nbytes == 0 or address + nbytes > 1 << 64:
             raise _MessageError(errno.EINVAL)
-        return struct.pack("<IIQQ", 24, 0, address, self._memory.remove(address, nbytes))
+        return struct.pack("<IIQQ", 24, flags, address, self._memory.remove(address, nbytes))
 
     def _device_info(self, body: bytes, fds: list[int]) -> bytes:
         struct.unpack("<IIII", body)
@@ -385,9 +389,11 @@ class Server:
 
 
 def _is_served(path: Path) -> bool:
-    """Whether somebody listens at a socket."""
+    """Whether somebody listens at a socket, maybe with as many clients as can wait, or another
+    user."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex(str(path)) == 0
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) not in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def _is_eventfd(fd: int) -> bool:

@@ -94,9 +94,9 @@ class Client:
         body = struct.pack("<IIQQQ", 32, flags, offset, address, nbytes)
         return self.call(MAP, body, () if fd is None else (fd,)).error
 
-    def unmap(self, address: int, nbytes: int) -> int:
+    def unmap(self, address: int, nbytes: int, flags: int = 0) -> int:
         """Bytes that were mapped, or -errno."""
-        reply = self.call(UNMAP, struct.pack("<IIQQ", 24, 0, address, nbytes))
+        reply = self.call(UNMAP, struct.pack("<IIQQ", 24, flags, address, nbytes))
         return -reply.error or int(struct.unpack("<IIQQ", reply.body)[3])
 
     def read(self, region: int, offset: int, count: int) -> bytes:

@@ -151,6 +151,9 @@ def test_features(guest: Guest) -> None:
         "INVALID_FIELD",
     ]  # fmt: skip
     assert guest.run(Admin.DELETE_SQ, dw10=1).status == 0
+    alone = guest.run(Admin.SET_FEATURES, dw10=7, dw11=3)  # a completion queue is there
+    assert alone.status == Status.SEQUENCE_ERROR
+    assert guest.run(Admin.DELETE_CQ, dw10=1).status == 0
     assert guest.run(Admin.SET_FEATURES, dw10=7, dw11=1 | 99 << 16).result == 1 | 7 << 16
     assert guest.run(Admin.GET_FEATURES, dw10=4 | 4 << 8).status == Status.INVALID_FIELD
     assert guest.run(Admin.ABORT, dw10=1).result == 1

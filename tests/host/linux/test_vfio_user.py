@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -140,6 +141,10 @@ def test_memory_is_that_of_the_maps_and_vectors_are_eventfds(
     assert client.unmap(0x11000, 4096) == 4096
     client.write(0, 4092, bytes(4))
     assert len(function.errors) == 7
+    assert client.unmap(0, 0, flags=2) == 4096  # all
+    function.bus.interrupt(1)
+    assert os.eventfd_read(event) == 1
+    assert client.map(0x10000, 4096, fd) == 0
     assert client.call(vfio.SET_IRQS, struct.pack("<IIIII", 20, 1 | 32, 2, 0, 0)).error == 0
     function.bus.interrupt(1)
     with pytest.raises(BlockingIOError):
@@ -167,6 +172,8 @@ def test_wrong_maps_are_refused(client: Client, tmp_path: Path) -> None:
     assert client.unmap(0x1000, 2048) == -errno.EINVAL
     assert client.unmap(0x1000, 0) == -errno.EINVAL
     assert client.unmap(0x0, 0x10000) == 2 * 4096
+    wrong = [client.unmap(0, 4096, 2), client.unmap(4096, 0, 2), client.unmap(0, 0, 3)]
+    assert wrong == [-errno.EINVAL] * 3
     os.close(plain)
     os.close(readable)
 
@@ -287,6 +294,32 @@ def test_files_and_sockets_of_others_are_not_removed(
     with pytest.raises(MismatchError):
         Server(Copier(), tmp_path / "f")
     assert (tmp_path / "f").read_text() == "mine"
+
+
+@pytest.mark.parametrize("answer", [None, errno.EACCES, errno.ECONNREFUSED])
+def test_a_socket_is_removed_if_nobody_listens_alone(
+    answer: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        if answer == errno.ECONNREFUSED:  # by Linux
+            Server(Copier(), path)._listener.close()
+            return
+        other.listen(0)
+        if answer is not None:  # what Linux does not answer to root
+            monkeypatch.setattr(socket.socket, "connect_ex", lambda *_: answer)
+        for _ in range(3):  # more than can wait
+            with pytest.raises(MismatchError):
+                Server(Copier(), path)
+        assert path.is_socket()
+
+
+def test_a_path_that_is_too_long_is_said(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 108)
+    with pytest.raises(OSError, match="AF_UNIX path too long") as caught:
+        Server(Copier(), path)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENAMETOOLONG, str(path))
 
 
 @pytest.mark.parametrize("bars", [{1: 4096}, {0: 2048}, {0: 6000}])

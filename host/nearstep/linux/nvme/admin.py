@@ -44,7 +44,8 @@ class AdminCommands:
         self._controller = controller
         self._features = dict(FEATURES)
         self._requests: list[tuple[SubmissionQueue, int]] = []
-        self._events: list[int] = []
+        self._event: int | None = None
+        self._masked = False
         self._admin: Mapping[int, Callable[[SubmissionQueue, Command], int | None]] = {
             Admin.DELETE_SQ: self._delete_submissions,
             Admin.CREATE_SQ: self._create_submissions,
@@ -72,12 +73,15 @@ class AdminCommands:
         """Forget features, requests and events."""
         self._features = dict(FEATURES)
         self._requests.clear()
-        self._events.clear()
+        self._event, self._masked = None, False
 
     def report(self, information: int) -> None:
-        """Complete a request for an event, now or when there is one: an error, of a doorbell."""
-        if len(self._events) < identify.EVENT_REQUESTS:
-            self._events.append(information << 8 | ERROR_LOG << 16)
+        """Complete a request for an event, now or when there is one: an error, of a doorbell.
+
+        Further ones are masked until the host has read the error log.
+        """
+        if self._event is None and not self._masked:
+            self._event = information << 8 | ERROR_LOG << 16
         self.complete_events()
 
     def execute(self, queue: SubmissionQueue, command: Command) -> int | None:
@@ -147,6 +151,8 @@ class AdminCommands:
         data = self._log(command)
         require(offset <= len(data) and offset % 4 == 0)
         command.send(data[offset : offset + nbytes].ljust(nbytes, b"\0"))
+        if command.bits(10, 7) == ERROR_LOG and not command.bits(10, 15, 15):  # RAE
+            self._masked = False
         return 0
 
     def _log(self, command: Command) -> bytes:
@@ -181,7 +187,8 @@ class AdminCommands:
         require(not command.bits(10, 31, 31), Status.NOT_SAVEABLE)
         if feature == NUMBER_OF_QUEUES:
             require(0xFFFF not in (value & 0xFFFF, value >> 16))
-            require(len(self._controller.submissions) == 1, Status.SEQUENCE_ERROR)
+            queues = self._controller.submissions, self._controller.completions
+            require([*map(len, queues)] == [1, 1], Status.SEQUENCE_ERROR)
             value = min(value & 0xFFFF, IO_QUEUES - 1) | min(value >> 16, IO_QUEUES - 1) << 16
         require(feature != PROFILE or value & 0x1FF == 0, Status.COMBINATION_REJECTED)
         self._features[feature] = value
@@ -198,10 +205,12 @@ class AdminCommands:
         self.complete_events()
 
     def complete_events(self) -> None:
-        """Complete requests for events as long as there are both, and room."""
-        while self._events and self._requests and not self._requests[0][0].completions.is_full:
-            queue, identifier = self._requests.pop(0)
-            self._controller.post(queue, identifier, Status.SUCCESS, self._events.pop(0))
+        """Complete a request for an event if there are both, and room."""
+        event, requests = self._event, self._requests
+        if event is not None and requests and not requests[0][0].completions.is_full:
+            queue, identifier = requests.pop(0)
+            self._event, self._masked = None, True
+            self._controller.post(queue, identifier, Status.SUCCESS, event)
 
     def _create_completions(self, queue: SubmissionQueue, command: Command) -> int:
         queues = self._controller.completions

@@ -145,7 +145,7 @@ class Commands(Protocol):
         """Report a wrong doorbell to the host, if it asked for events."""
 
     def complete_events(self) -> None:
-        """Complete requests for events as long as there are both, and room."""
+        """Complete a request for an event if there are both, and room."""
 
     def reset(self) -> None:
         """Forget what a controller reset ends."""
