@@ -7,8 +7,9 @@ interrupted builds never see half a file, and an entry that was truncated or dam
 rebuilt before it is loaded. A read-only cache serves existing entries.
 
 The manifest in the cache lists every entry before it is built. Files that are not listed are never
-overwritten or removed, whatever folder `$NEARSTEP_CACHE` is. Entries are loaded as machine code, so
-a folder or file that another user owns or can write is refused.
+overwritten or removed, whatever folder `$NEARSTEP_CACHE` is, except `platform/this.toml`, which
+`nearstep platform this` overwrites. Entries are loaded as machine code, so a folder or file that
+another user owns or can write is refused.
 """
 
 import fcntl
@@ -36,6 +37,7 @@ __all__ = [
     "claim",
     "clear",
     "kinds",
+    "listed",
     "make_folder",
     "once",
     "stored",
@@ -249,7 +251,7 @@ def kinds() -> list[Kind]:
     CacheError
     """
     rows: dict[str, Kind] = {}
-    for name in sorted(_names()):
+    for name in sorted(listed()):
         target = cache_dir() / name
         if nbytes := sum(map(_bytes, _pieces(target))):
             kind = name.partition("/")[0]
@@ -270,7 +272,7 @@ def clear() -> int:
     CacheError
     """
     freed = 0
-    if _names():
+    if listed():
         with _manifest() as names:
             for name in tuple(names):
                 target = cache_dir() / name
@@ -289,7 +291,7 @@ def _manifest() -> Iterator[list[str]]:
     """Yield the names in the manifest, to be changed, under a lock."""
     path = cache_dir() / MANIFEST
     with _exclusive(path):
-        names = _names()
+        names = listed()
         before = tuple(names)
         try:
             yield names
@@ -298,7 +300,13 @@ def _manifest() -> Iterator[list[str]]:
                 write_whole(path, _TITLE + "".join(f"{name}\n" for name in names))
 
 
-def _names() -> list[str]:
+def listed() -> list[str]:
+    """List the entries in the manifest; after `clear`, those that another process is building.
+
+    Raises
+    ------
+    CacheError
+    """
     path = cache_dir() / MANIFEST
     _check(path.parent, path)
     try:
@@ -490,7 +498,7 @@ def _is_lock(handle: int, target: Path) -> bool:
 
 def _sweep(folder: Path) -> None:
     """Remove folders and locks of killed builds."""
-    for name in _names():
+    for name in listed():
         target = cache_dir() / name
         left = _build_of(target).exists() or _lock_of(target).exists()
         if target.parent == folder and left:

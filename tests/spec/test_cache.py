@@ -6,7 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from nearstep.cli.cache import app
 from nearstep_spec import cache
 from nearstep_spec.cache import MANIFEST, CacheError, UntrustedCacheError, cache_dir
 
@@ -37,6 +39,21 @@ def texts(folder: Path) -> dict[str, str]:
         str(each.relative_to(folder)): each.read_text() if each.is_file() else "/"
         for each in sorted(folder.rglob("*"))
     }
+
+
+def test_clearing_a_cache_says_what_it_kept(place: Path) -> None:
+    def meanwhile(folder: Path) -> Path:
+        (folder / "half").write_text("text")
+        assert cache.clear() == 0
+        said.append(CliRunner().invoke(app, ["clear"]).output)
+        return build(folder)
+
+    said: list[str] = []
+    (place / "formal").mkdir(parents=True)
+    (place / "formal" / "notes.txt").write_text("notes")
+    cache.once(place / "lib" / f"mine-{NAME}", meanwhile)
+    assert "kept, because it is being built: contents of lib\n" in said[0]
+    assert f"kept, because {MANIFEST} does not name it: contents of formal\n" in said[0]
 
 
 def test_clearing_a_cache_in_a_project_leaves_the_project(place: Path) -> None:

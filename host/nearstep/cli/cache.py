@@ -50,10 +50,12 @@ def clear() -> None:
     freed = cache.clear()
     typer.echo(f"{cache.cache_dir()}: {freed / 1e6:.1f} MB freed")
     folder = cache.cache_dir()
-    if left := [kind for kind in MEANINGS if any((folder / kind).glob("*"))]:
-        typer.echo(
-            f"kept, because {cache.MANIFEST} does not name it: contents of {', '.join(left)}"
-        )
+    building = {name.partition("/")[0] for name in cache.listed()}
+    left = [kind for kind in MEANINGS if any((folder / kind).glob("*"))]
+    reasons = {True: "it is being built", False: f"{cache.MANIFEST} does not name it"}
+    for is_built, reason in reasons.items():
+        if kept := [kind for kind in left if (kind in building) == is_built]:
+            typer.echo(f"kept, because {reason}: contents of {', '.join(kept)}")
 
 
 @app.command("prepare")

@@ -71,7 +71,13 @@ def serve(
             failing.push(temporary)
         elif not drive.exists():
             failing.callback(drive.unlink, missing_ok=True)
-        if drive is not None and not drive.exists():
+        if drive is not None and drive.exists():
+            size = drive.stat().st_size
+            if drive_mib is not None and size != drive_mib * MIB:
+                raise ArgumentError(
+                    f"--drive-mib must be left out, or the {size} bytes of {drive}, not {drive_mib}"
+                )
+        elif drive is not None:
             with drive.open("xb") as file:
                 file.truncate((drive_mib or 64) * MIB)
         with working(f"opening {url}"):

@@ -21,8 +21,8 @@ from nearstep.paper.rows import Input, Row, Sensitivity, errors
 
 
 def chosen(text: str, known: Iterable[str], option: str) -> tuple[str, ...]:
-    """Split names at commas; raise `typer.BadParameter` if one is not known."""
-    names, known = tuple(text.split(",")), tuple(known)
+    """Split names at commas, each once; raise `typer.BadParameter` if one is not known."""
+    names, known = tuple(dict.fromkeys(text.split(","))), tuple(known)
     for name in names:
         if name not in known:
             raise typer.BadParameter(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearstep.cli.outcome import AsJson, print_json, print_table, reported, table_of, working
+from nearstep.errors import ArgumentError
 from nearstep_spec.blockwise import GROUP
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ def command(
         from nearstep.measure.peers import PEERS, peer_results  # torch is an extra
 
         chosen = [each for each in PEERS if only in each.name]
+        if not chosen:
+            names = ", ".join(dict.fromkeys(each.name for each in PEERS))
+            raise ArgumentError(f"--only must be part of one of {names}, not {only!r}")
         size = max(1, parameters // tensors)
         if size >= GROUP:  # torchao keeps the state of tensors of other sizes in fp32
             size -= size % GROUP

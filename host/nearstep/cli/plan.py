@@ -104,10 +104,15 @@ def command(
     )
     setup = {"batch": batch, "sequence": sequence, "dtype": dtype, "gpu": gpu}
     setup["host_params_per_s"] = host_rate
+    limits = {"--budget": budget is not None, "--reserve": reserve != 1.0,
+              "--keep-gradients": keep, "--planner": by != "best"}  # fmt: skip
+    others = {"--plan": use is not None, "--system": system != "memferry",
+              "-o": output is not None, "--profile": write_profile is not None}  # fmt: skip
+    for option, alone in (("--ranks", {**limits, **others}), ("--plan", limits)):
+        given = [name for name, is_given in alone.items() if is_given]
+        if given and {"--ranks": ranks, "--plan": use}[option] is not None:
+            raise typer.BadParameter(f"{option} does not go with {', '.join(given)}")
     if ranks is not None:
-        alone = {"--budget": budget, "--plan": use, "-o": output, "--profile": write_profile}
-        if given := [name for name, value in alone.items() if value is not None]:
-            raise typer.BadParameter(f"--ranks does not go with {', '.join(given)}")
         with reported(wrong=(ValueError,)):
             counts, each = plan_ranks.parse(ranks), modelled.Setup(**setup)  # type: ignore[arg-type]
             plan_ranks.show(source, platform, each, counts, state, network, trace, image)

@@ -38,7 +38,7 @@ class Stack:
 
     Raises
     ------
-    ArgumentError : a number is below 1.
+    ArgumentError : a number is below 1; `train`: torch cannot allocate the layers.
     """
 
     device: str
@@ -64,14 +64,12 @@ class Stack:
 
     def train(self, *, offloads: bool = True, overlaps: bool | None = None) -> Trained:
         """Train, and record the second step unless `overlaps` is None."""
-        generator = torch.Generator().manual_seed(self.seed)
-        model = nn.Sequential()
-        for _ in range(self.layers):
-            layer = nn.Linear(self.width, self.width, bias=False)
-            with torch.no_grad():
-                layer.weight.copy_(_random(self.width, self.width, generator=generator))
-            model.extend([layer, nn.Tanh()])
-        x = _random(self.batch, self.width, generator=generator)
+        try:
+            model, x = self._made()
+        except (RuntimeError, TypeError) as error:  # torch's error, with a C++ stack
+            reason = str(error).splitlines()[0]
+            what = f"layers={self.layers}, width={self.width}, batch={self.batch}"
+            raise ArgumentError(f"torch must be able to allocate {what}: {reason}") from None
         optimizer = AdamW(model.parameters(), lr=1e-3, device=self.device)
         timeline = report = None
 
@@ -105,6 +103,17 @@ class Stack:
             for name in ("exp_avg", "exp_avg_sq")
         ]
         return Trained(left=[*left, *moments], timeline=timeline, report=report)
+
+    def _made(self) -> tuple[nn.Sequential, Tensor]:
+        """The layers, and an input."""
+        generator = torch.Generator().manual_seed(self.seed)
+        model = nn.Sequential()
+        for _ in range(self.layers):
+            layer = nn.Linear(self.width, self.width, bias=False)
+            with torch.no_grad():
+                layer.weight.copy_(_random(self.width, self.width, generator=generator))
+            model.extend([layer, nn.Tanh()])
+        return model, _random(self.batch, self.width, generator=generator)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,7 +64,7 @@ STATUSES = (
     ("paper axdimm", "--output text/rows.json", 2),
     ("plan", "text.json", 2),
     ("peers", "--parameters 0", 2),
-    ("plan", "bert-base --reserve 0 --plan plan.json", 1),
+    ("plan", "bert-base --plan plan.json", 1),
     ("platform check", "missing.toml", 2),
     ("platform check", "text", 1),
     ("platform list", "more", 2),
@@ -113,6 +113,9 @@ REFUSED = {
         "--output /dev/null/x.json": "/dev/null",
         "--bench .": "bench_smartssd.py",
     },
+    "offload": {
+        "golden:axdimm --layers 1 --width 1000000000 --batch 1": "torch must be able to allocate",
+    },
     "sweep": {
         "missing.toml": "No such file",
         "grid.toml --backend threads": "must be of loky",
@@ -120,6 +123,9 @@ REFUSED = {
     },
     "plan": {
         "bert-base --ranks 9": "multiple of it",
+        "bert-base --ranks 8 --reserve 0 --keep-gradients": "with --reserve, --keep-gradients",
+        "bert-base --ranks 8 --planner exact --system zero-offload": "--planner, --system",
+        "bert-base --plan plan.json --budget 25% --planner greedy": "with --budget, --planner",
         "bert": "no model 'bert'",
         "resnet50": "no model 'resnet50'",
         "missing.json": "missing.json",
@@ -165,6 +171,7 @@ REFUSED = {
         "golden:nothing --socket s --drive new": "there is no family 'nothing'",
         "golden:smartssd?cards=2 --socket s --drive new": "one channel",
         "golden:smartssd --socket s --drive new --serial #": "letters and digits",
+        "golden:smartssd --socket s --drive text --drive-mib 1": "4 bytes of text, not 1",
         "golden:smartssd --socket s --drive new --queues silicon": "queues must be one of python",
     },
     "config check": {

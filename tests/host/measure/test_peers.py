@@ -108,4 +108,6 @@ def test_the_command_prints_a_table_and_every_problem(monkeypatch) -> None:
     rows = json.loads(RUNNER.invoke(APP, [*options, "--json"]).stdout)
     assert [row["name"] for row in rows] == ["torch, fused", "other"]
     assert rows[0]["not_torch"] == 0.0
-    assert not json.loads(RUNNER.invoke(APP, [*options, "--json", "--only", "none"]).stdout)
+    done = RUNNER.invoke(APP, [*options, "--json", "--only", "none"], env={"COLUMNS": "300"})
+    assert done.exit_code == 2
+    assert "--only must be part of one of torch, fused, other, not 'none'" in done.output
