@@ -19,7 +19,6 @@ import numpy as np
 
 from nearstep.linux.nvme.admin import ERROR_LOG, AdminCommands
 from nearstep.linux.nvme.controller import NvmeController, SubmissionQueue
-from nearstep.linux.nvme.identify import EVENT_REQUESTS as EVENTS
 from nearstep.linux.nvme.namespace import Namespace, Run
 from nearstep.linux.nvme.standard import Admin, CommandSet, StatusError
 from nearstep.linux.nvme.transfer import Command
@@ -336,7 +335,8 @@ class Bench:
         self._ending: list[tuple[int, int]] = []
         self._gated: set[tuple[int, int]] = set()
         self._requests: list[int] = []
-        self._events: list[int] = []
+        self._event: int | None = None
+        self._masked = False
         self._walks: deque[tuple[tuple[int, int], Parts]] = deque()
         self._ordered: deque[tuple[int, int]] = deque()
         self.carried_out: dict[tuple[int, int], bool] = {}
@@ -515,19 +515,20 @@ class Bench:
         self._ending.append(key)
 
     def _report(self, payload: int) -> None:
-        if len(self._events) < EVENTS:
-            self._events.append(payload << 8 | ERROR_LOG << 16)
+        if self._event is None and not self._masked:
+            self._event = payload << 8 | ERROR_LOG << 16
 
     def _step_firmware(self) -> None:
-        """Flush, complete requests for events, and end commands whose end is known."""
+        """Flush, complete a request for an event, and end commands whose end is known."""
         self.pins.set("i_flushed", self.pins.get("o_shutting"))
         enabled = bool(self.pins.get("o_enabled"))
         if self._enabled and not enabled:
             self._requests.clear()
-            self._events.clear()
+            self._event, self._masked = None, False
         self._enabled = enabled
-        while self._events and self._requests:
-            self._offer("i_event", identifier=self._requests.pop(0), result=self._events.pop(0))
+        if self._event is not None and self._requests:
+            self._offer("i_event", identifier=self._requests.pop(0), result=self._event)
+            self._event, self._masked = None, True
         for key in [*self._ending]:
             if (key in self._gated and not self.gate) or not (self.alone or key in self.answers):
                 continue

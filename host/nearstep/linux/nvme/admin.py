@@ -187,8 +187,8 @@ class AdminCommands:
         require(not command.bits(10, 31, 31), Status.NOT_SAVEABLE)
         if feature == NUMBER_OF_QUEUES:
             require(0xFFFF not in (value & 0xFFFF, value >> 16))
-            queues = self._controller.submissions, self._controller.completions
-            require([*map(len, queues)] == [1, 1], Status.SEQUENCE_ERROR)
+            own = self._controller.submissions, self._controller.completions
+            require(len(own[0]) == len(own[1]) == 1, Status.SEQUENCE_ERROR)
             value = min(value & 0xFFFF, IO_QUEUES - 1) | min(value >> 16, IO_QUEUES - 1) << 16
         require(feature != PROFILE or value & 0x1FF == 0, Status.COMBINATION_REJECTED)
         self._features[feature] = value
