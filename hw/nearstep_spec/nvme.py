@@ -21,8 +21,12 @@ ENTRY_BYTES, COMPLETION_BYTES = 64, 16
 DO_NOT_RETRY = 1 << 14
 
 BAR_BYTES, MSIX_TABLE, MSIX_PENDING = 0x4000, 0x2000, 0x3000
-CAP = (QUEUE_ENTRIES - 1) | 1 << 16 | 0x1E << 24 | 1 << 37 | 1 << 43
-"""Contiguous queues, 15 s to become ready, NVM alone or all I/O command sets, pages of 4 KiB."""
+READY_TIME = 0x1E
+"""Time to become ready, in units of 500 ms: of CAP.TO and CRTO.CRWMT."""
+
+CAP = (QUEUE_ENTRIES - 1) | 1 << 16 | READY_TIME << 24 | 1 << 37 | 1 << 43 | 1 << 59
+"""Contiguous queues, 15 s to become ready, NVM alone or all I/O command sets, pages of 4 KiB, ready
+with media."""
 
 VERSION = 0x00020100
 ENABLE, READY, FATAL, SHUTDOWN_BUSY, SHUTDOWN_DONE = 1, 1 << 0, 1 << 1, 1 << 2, 2 << 2
@@ -44,6 +48,7 @@ class Register(IntEnum):
     AQA = 0x24
     ASQ = 0x28
     ACQ = 0x30
+    CRTO = 0x68
     DOORBELLS = 0x1000
 
 

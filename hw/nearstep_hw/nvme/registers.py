@@ -8,7 +8,7 @@ from amaranth.utils import bits_for
 from nearstep_hw.csr.signature import CsrSignature
 from nearstep_hw.nvme.layout import BASE_BITS, DOORBELL_BITS, PAGE_BITS, POINTER_BITS
 from nearstep_spec.csr.model import WORD_BITS, WORD_BYTES
-from nearstep_spec.nvme import AQA_MASK, CAP, COMMAND_SETS, VERSION, Register
+from nearstep_spec.nvme import AQA_MASK, CAP, COMMAND_SETS, READY_TIME, VERSION, Register
 
 ADDRESS_BITS = bits_for(2 * Register.DOORBELLS - 1)  # of a byte of registers and doorbells
 ENABLE = 0
@@ -17,7 +17,7 @@ NOT_SHUT, SHUTTING, SHUT = 0, 1, 2
 
 
 class NvmeRegisters(wiring.Component):
-    """CAP, VS, CC, CSTS, AQA, ASQ, ACQ and doorbells.
+    """CAP, VS, CC, CSTS, AQA, ASQ, ACQ, CRTO and doorbells.
 
     The controller is enabled, or fatally wrong (CSTS.CFS) because of its configuration, when CC.EN
     was set and all that was disabled before has ended. CSTS.RDY rises with it, and falls when all
@@ -109,6 +109,7 @@ class NvmeRegisters(wiring.Component):
             Register.AQA: aqa,
             **self._halves(Register.ASQ, bases[0]),
             **self._halves(Register.ACQ, bases[1]),
+            Register.CRTO: Const(READY_TIME, WORD_BITS),
         }
         m.d.sync += [csr.ack.eq(csr.read | csr.write), csr.read_data.eq(0)]
         with m.Switch(word):
@@ -120,7 +121,7 @@ class NvmeRegisters(wiring.Component):
                             self._configure(m, cc, shut, wanted)
                         elif offset == Register.AQA:
                             m.d.sync += aqa.eq(value & AQA_MASK)
-                        elif offset >= Register.ASQ:
+                        elif Register.ASQ <= offset < Register.CRTO:
                             m.d.sync += content.eq(value)
         return m
 

@@ -36,6 +36,10 @@ def test_registers_read_in_halves_and_whole(guest: Guest) -> None:
     assert read(0, 0, 4) + read(0, 4, 4) == read(0, 0, 8)
     assert read(0, Register.VS, 4) == b"\x00\x01\x02\x00"
     assert int.from_bytes(read(0, Register.ASQ, 8), "little") == guest.admin.entries
+    assert cap >> 59 & 3 == 1  # CRMS: ready with media, as revision 2.0 demands
+    assert int.from_bytes(read(0, Register.CRTO, 4), "little") == cap >> 24 & 0xFF == 30
+    guest.write(Register.CRTO, 0)
+    assert read(0, Register.CRTO, 8) == b"\x1e" + bytes(7)
     assert read(0, 0x38, 8) == bytes(8)  # no controller memory buffer
     assert read(0, 0x1000, 64) == bytes(64)
     assert read(0, 0x2FFC, 4) == bytes(4)

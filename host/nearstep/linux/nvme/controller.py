@@ -31,6 +31,7 @@ from nearstep_spec.nvme import (
     NO_SUCH_DOORBELL,
     NO_SUCH_VALUE,
     READY,
+    READY_TIME,
     SHUTDOWN_BUSY,
     SHUTDOWN_DONE,
     completed,
@@ -226,11 +227,12 @@ class NvmeController(PciFunction):
         with self.lock:
             self.counters.mmio_reads += 1
             held = self._registers
-            data = bytearray(max(offset + nbytes, 0x40))
+            data = bytearray(max(offset + nbytes, Register.CRTO + 4))
             struct.pack_into("<QI", data, 0, CAP, VERSION)
             struct.pack_into("<III", data, Register.CC, held[Register.CC], 0, self._status)
             struct.pack_into("<IQQ", data, Register.AQA, held[Register.AQA], held[Register.ASQ],
                              held[Register.ACQ])  # fmt: skip
+            struct.pack_into("<I", data, Register.CRTO, READY_TIME)
             return bytes(data[offset : offset + nbytes])
 
     def write_bar(self, number: int, offset: int, data: bytes) -> None:
