@@ -404,10 +404,12 @@ class KernelCore(wiring.Component):
         ]
         if pairs is not None:
             m.d.comb += pairs.o.ready.eq(sink.ready & paired)
+            # A register takes beats at the launch, those of an earlier run that was stopped.
+            valid = pairs.o.valid & self._running(control) if self.config.cut else pairs.o.valid
             with m.If(paired):
                 m.d.comb += [
                     sink.payload.eq(pairs.o.payload),
-                    sink.valid.eq(pairs.o.valid),
+                    sink.valid.eq(valid),
                     dense.ready.eq(0),
                 ]
         if not self.config.scan:

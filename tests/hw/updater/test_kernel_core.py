@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from nearstep_hw.updater import kernel_core
 from nearstep_sim.bench.axi_memory import DECERR, SLVERR, BurstError
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import (
@@ -269,6 +270,58 @@ def test_what_a_run_is_told_may_not_change_in_it():
         await bench.run({"count.value": 9})
 
     bench.simulate(runs)
+
+
+def test_no_gradient_of_a_run_that_was_aborted_reaches_the_next_run(monkeypatch):
+    """The next run has no pairs, and is launched while the decompressor offers one of before."""
+    made = {}
+
+    def kept(name):
+        kind = getattr(kernel_core, name)
+        return lambda *given, **named: made.setdefault(name, kind(*given, **named))
+
+    for name in ("PairLoad", "RunControl"):
+        monkeypatch.setattr(kernel_core, name, kept(name))
+    bench = ShellBench(
+        UpdateKernelConfig(
+            **SMALL, rules=("sgd",), technology="ecp5", windows=1, compression=("fused",)
+        )
+    )
+    pairs, gap = 9, 40  # elements from one pair to the next, and cycles between them when discarded
+    index = bench.defaults["index_address.value"]
+    bench.data[index : index + 4 * pairs] = np.arange(0, pairs * gap, gap, np.uint32).view(np.uint8)
+    bench.defaults["compression.form"] = Compression.FUSED
+    offered, launched = [], []
+
+    def watch(ctx):
+        o, control = made["PairLoad"].o, made["RunControl"]
+        if ctx.get(o.valid & o.payload.any()):
+            offered.append(bench.checker.cycles)
+        if ctx.get(control.o_launch):
+            launched.append(bench.checker.cycles)
+
+    async def runs(bench):
+        bench.beside.append(watch)
+        dense = {"pairs.value": 0, "count.value": 3}
+        await bench.configure(dense)
+        begin = bench.checker.cycles
+        await bench.run(dense)
+        to_launch = launched[-1] - begin
+        await bench.go({"pairs.value": pairs, "count.value": pairs * gap})
+        for _ in range(220):
+            await bench.cycle()
+        await bench.write("control", 1)
+        await bench.until_idle()
+        await bench.configure(dense)
+        offered.clear()
+        while not offered:
+            await bench.cycle()
+        for _ in range((offered[0] - bench.checker.cycles - to_launch) % gap):
+            await bench.cycle()
+        await bench.run(dense)
+
+    bench.simulate(runs)
+    assert launched[-1] == offered[-1]
 
 
 RICH = UpdateKernelConfig(
