@@ -3,12 +3,9 @@
 from amaranth import Cat, Elaboratable, Module, ResetInserter, Signal
 from amaranth.lib import data
 
-from nearstep_hw.rule.schedule import Schedule
-from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.stream.fifo import StreamFifo
-from nearstep_hw.updater.sequencer import IN_FLIGHT_WIDTH, UnitSequencer
+from nearstep_hw.updater.sequencer import UnitSequencer, in_flight_range, units_latency
 from nearstep_spec.updater.config import UpdateKernelConfig
-from nearstep_spec.updater.registers import update_rule
 
 AROUND = 8
 """Most beats in registers and FIFOs around the units at full rate."""
@@ -18,9 +15,7 @@ def results_depth(config: UpdateKernelConfig) -> int:
     """Return the depth of the FIFO of results in beats: those in the pipelines at full rate, and
     `AROUND`.
     """
-    depths = TECHNOLOGIES[config.technology].depths
-    latency = Schedule.of(update_rule(config).program, depths, 0).latency
-    beats = -(-latency // config.cycles_per_beat) + AROUND
+    beats = -(-units_latency(config) // config.cycles_per_beat) + AROUND
     return 1 << (beats - 1).bit_length()
 
 
@@ -55,7 +50,7 @@ class FreeSequencer(UnitSequencer):
         to_feed = Signal.like(self.i_beats)
         more = Signal()  # `to_feed` is not 0
         reserved = Signal(range(depth + 1))  # beats fed, wholly or in part, not output yet
-        in_flight = Signal(IN_FLIGHT_WIDTH)  # parts in the pipelines
+        in_flight = Signal(in_flight_range(self.config))  # parts in the pipelines
         part_in = Signal(range(parts))
         part_out = Signal(range(parts))
         have = Signal()

@@ -4,10 +4,24 @@ from amaranth import Cat, Const, Elaboratable, Module, ResetInserter, Signal, Va
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out, PureInterface
 
+from nearstep_hw.rule.schedule import Schedule
+from nearstep_hw.rule.technology import TECHNOLOGIES
 from nearstep_hw.updater.unit_bank import UnitBankSignature
 from nearstep_spec.updater.config import UpdateKernelConfig
+from nearstep_spec.updater.registers import update_rule
 
-IN_FLIGHT_WIDTH = 10  # the pipelines hold fewer than 1024 parts: a latency of 1023 cycles at most
+MIN_IN_FLIGHT = 1 << 10  # so that a counter has the same bits for all rules but very long ones
+
+
+def units_latency(config: UpdateKernelConfig) -> int:
+    """Return the latency of the functional units of a kernel, in cycles."""
+    depths = TECHNOLOGIES[config.technology].depths
+    return Schedule.of(update_rule(config).program, depths, 0).latency
+
+
+def in_flight_range(config: UpdateKernelConfig) -> range:
+    """Return the range of a count of parts in the pipelines, and in a register before them."""
+    return range(max(MIN_IN_FLIGHT, units_latency(config) + 2))
 
 
 class UnitSequencer(wiring.Component):
@@ -92,7 +106,7 @@ class UnitSequencer(wiring.Component):
         ins, use_in = self._arrays("i", self.inputs)
         outs, use_out = self._arrays("o", self.outputs)
         to_feed = Signal.like(self.i_beats)
-        in_flight = Signal(IN_FLIGHT_WIDTH)
+        in_flight = Signal(in_flight_range(self.config))
         part_in = Signal(range(parts))
         part_out = Signal(range(parts))
         have = Signal()

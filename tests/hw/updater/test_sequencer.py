@@ -8,18 +8,40 @@ from amaranth.hdl import Cat
 
 from nearstep_hw.updater.free_sequencer import AROUND, FreeSequencer, results_depth
 from nearstep_hw.updater.kernel_core import unit_bank
-from nearstep_hw.updater.sequencer import UnitSequencer
+from nearstep_hw.updater.sequencer import UnitSequencer, units_latency
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import update_rule
 
 from ..simulate import simulate
 
 INPUTS, OUTPUTS = ("p", "g"), ("p",)
+ROOTS = """
+from nearstep_spec.rule.expr import sqrt
+from nearstep_spec.rule.optimizer import Optimizer
+from nearstep_spec.rule.rule import Rule
 
 
-def run(sequencer, units, *, beats, latency=9, supply=1.0, room=1.0, stop=None, most=3000):
+def roots(p, g):
+    for _ in range(70):
+        g = sqrt(g)
+    return {"p": p + g}
+
+
+ROOTS = Optimizer(
+    rule=Rule("roots", roots, states=("p",), inputs=("g",), scalars=()),
+    scalars=lambda: {},
+    hyper={},
+    state={},
+)
+"""
+
+
+def run(
+    sequencer, units, *, beats, latency=9, supply=1.0, room=1.0, stop=None, most=3000, rule="sgd"
+):
     """Beats that came out, with the cycles of everything; p ^ g is what the units make."""
-    config = UpdateKernelConfig(lanes=2, functional_units=units, block_bytes=64, rules=("sgd",))
+    config = UpdateKernelConfig(lanes=2, functional_units=units, block_bytes=64, rules=(rule,))
+    latency = latency or units_latency(config)
     assert update_rule(config).arrays_in == INPUTS
     dut = sequencer(config, unit=unit_bank(config), inputs=INPUTS, outputs=OUTPUTS, beats_width=10)
     rng = random.Random(7)
@@ -117,6 +139,17 @@ def test_a_run_that_is_stopped_empties_the_pipelines_and_puts_nothing(sequencer)
         assert all(cycle < stop for cycle, _ in found["out"])
         assert all(cycle < stop + 1 for cycle in found["fed"])
         assert found["empty"] <= stop + 12
+
+
+@pytest.mark.parametrize("sequencer", [UnitSequencer, FreeSequencer])
+def test_pipelines_of_more_than_1024_stages_are_emptied(sequencer, tmp_path):
+    rule = tmp_path / "roots.py"
+    rule.write_text(ROOTS)
+    found, config = run(sequencer, 1, beats=600, latency=None, stop=1150, rule=f"{rule}:ROOTS")
+    latency = units_latency(config)
+    assert latency > 1024
+    assert len(found["fed"]) > latency
+    assert found["empty"] == found["fed"][-1] + latency + 1
 
 
 def test_results_that_nobody_takes_fill_all_of_their_fifo_and_no_more():
