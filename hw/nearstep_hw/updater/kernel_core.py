@@ -169,7 +169,7 @@ class KernelCore(wiring.Component):
         m.submodules.commit = commit = CommitCounter(
             streams=len(store.streams),
             block_elements=config.block_elements,
-            count_width=config.address_width - 1,
+            count_width=len(load.i_beats) + exact_log2(config.lanes),
             blocks_ahead=2 * store.bursts_ahead,
             optional=store.schedule.optional,
             cut=config.cut,

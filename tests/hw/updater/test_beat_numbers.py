@@ -3,7 +3,9 @@
 import pytest
 
 from nearstep_hw.axi.schedule import BlockSchedule
+from nearstep_hw.updater import kernel_core
 from nearstep_hw.updater.array_lengths import beat_number_width
+from nearstep_hw.updater.commit import CommitCounter
 from nearstep_hw.updater.load import LoadPath
 from nearstep_hw.updater.store import StorePath
 from nearstep_spec.updater.config import UpdateKernelConfig
@@ -65,6 +67,21 @@ def test_parameters_and_moments_beside_pairs_may_have_more_elements(path, count:
     p, m = names.index("p"), names.index("m")
     found = moved(made.schedule, count, PAIRED.lanes, {p: 0, m: MEMORY_BYTES // 8 * 5})
     assert found == {p: -(-count // 4) * 8, m: -(-count // 512) * 8 + -(-count // 8) * 8}
+
+
+def test_every_number_of_elements_of_a_run_can_be_committed(monkeypatch) -> None:
+    counters = []
+
+    def kept(**options):
+        counters.append(CommitCounter(**options))
+        return counters[-1]
+
+    monkeypatch.setattr(kernel_core, "CommitCounter", kept)
+    most = {PAIRED: MEMORY_BYTES // 2, UpdateKernelConfig(**SMALL): MEMORY_BYTES // 4}
+    for config, count in most.items():
+        kernel_core.KernelCore(config).elaborate(None)
+        for port in (counters[-1].i_count, counters[-1].o_committed):
+            assert len(port) == count.bit_length()
 
 
 def test_other_kernels_count_as_many_beats_as_memory_has() -> None:
