@@ -35,7 +35,7 @@ class ModeArbiter(wiring.Component):
     - `YIELD`: banks are kept closed, and when the host has closed all of them the mode is normal.
 
     A change of mode is completed before the next one begins. After a reset of the kernel the mode
-    is normal for at least a cycle.
+    is normal for at least a cycle; after one in `TAKE` or `CLOSED` the change is completed instead.
 
     With several ranks each has an arbiter (`shared`). All arbiters leave normal mode in the same
     cycle and enter `KERNEL` in the same cycle, so that the controller owns all ranks or none, and

@@ -125,7 +125,8 @@ _MODE = register(
 _CLEARS = "Clears refused_*, lost_*, longest changes of mode, and flags except unsupported_mode."
 _RESETS = (
     "Resets the kernel at any time and takes the DRAM from it; the mode is then "
-    "normal for a cycle or more, before the register mode takes effect again."
+    "normal for a cycle or more, before the register mode takes effect again. "
+    "A change to acceleration mode that is in progress is completed instead."
 )
 _CONTROL = register(
     "control",
