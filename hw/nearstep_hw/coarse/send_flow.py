@@ -23,8 +23,8 @@ class SendFlow(wiring.Component):
     repeated header cannot decrease a pointer. When the peer reports its entries and the last serial
     number that passed it, the entries are scanned: an entry that the peer lacks, and that was last
     sent under that serial number or an earlier one, is retransmitted before any new entry. After
-    `i_retry` cycles with entries outstanding and none sent or acknowledged, all outstanding entries
-    are retransmitted.
+    `i_retry` cycles with entries outstanding and none sent or acknowledged, the oldest outstanding
+    entries are retransmitted, at most as many as `i_accepted` has bits.
 
     *Timing*: scans an entry a cycle, from the second cycle after `i_heard`.
 

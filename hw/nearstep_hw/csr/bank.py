@@ -35,11 +35,11 @@ class CsrBank(Component):
     """Registers of one block.
 
     Reads have no side effects. A `CONFIG` field holds the written value; a `PULSE` is high for
-    one cycle, that of the `ack`. While `register_map.busy` is high, or a locked register has a
-    pulse, a write of a locked register changes nothing, is acknowledged with `error`, and sets
-    the `REFUSED` fields, until `register_map.clear` clears them. `COUNTER` fields are captured
-    together by `register_map.latch` and in the first cycle in which `busy` is low again; reads
-    return the captured values.
+    one cycle, that of the `ack` or, if `cut`, the one before. While `register_map.busy` is high,
+    or a locked register has a pulse, a write of a locked register changes nothing, is acknowledged
+    with `error`, and sets the `REFUSED` fields, until `register_map.clear` clears them. `COUNTER`
+    fields are captured together by `register_map.latch` and in the first cycle in which `busy` is
+    low again; reads return the captured values.
 
     The ports of a field are called `<name>`: `<register>` for the field `value`, and
     `<register>_<field>` otherwise.

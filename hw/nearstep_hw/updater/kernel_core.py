@@ -111,7 +111,7 @@ class KernelCore(wiring.Component):
     Members
     -------
     csr : registers, see `adam_kernel_map`.
-    csr_line : the registers by lines; if `line`.
+    csr_line : the registers by lines; if `line`. START and ABORT are never written in one cycle.
     m_axi : AXI4. IDs of reads are indices into `config.arrays` (0 to 3 are p, g, m, v); with the
         top bit set, 0 is the indices and 1 the values of pairs. IDs of writes are indices into
         `config.states` (0 to 2 are p, m, v), then the copy of p.
