@@ -29,7 +29,7 @@ PREFACE = (
     "busy: nothing changes, the bus answers with an error, and a sticky bit is set. Counters are "
     "captured together, when a run ends and on command; a read returns the captured value. "
     "Accesses to part of a word or to an unlisted address, and writes to a read-only register are "
-    "answered with an error."
+    "answered with an error. A DDR4 bus has no responses: there such writes change nothing."
 )
 
 
