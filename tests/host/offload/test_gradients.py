@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import nearstep
 from nearstep.torch.errors import EarlyUpdateError, InterruptedStepError, UnsupportedOptionError
@@ -134,6 +135,41 @@ def test_hooks_of_the_user_see_gradients() -> None:
         return seen
 
     two_layers(use)
+
+
+ADDED: dict[str, Callable[[nn.Module], object]] = {
+    "of a graph": lambda model: loss_of(model).backward(create_graph=True),
+    "sparse": lambda model: (
+        functional.embedding(torch.tensor([1, 2, 2]), model[0].weight, sparse=True)
+        .square()
+        .sum()
+        .backward()
+    ),
+    "read in a hook": lambda model: loss_of(model).backward(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("then", ["step", "close"])
+@pytest.mark.parametrize("kind", ADDED)
+def test_a_gradient_is_added_to_the_one_sent_before(kind: str, then: str) -> None:
+    def make() -> Made:
+        model, optimizer = made()
+        model.seen = []
+        if kind == "read in a hook":  # before the engine's hook
+            see = model.seen
+            model[0].weight.register_post_accumulate_grad_hook(lambda p: see.append(p.grad.clone()))
+        return model, optimizer
+
+    def use(model, optimizer, _):
+        loss_of(model).backward()
+        ADDED[kind](model)
+        assert len(model.seen) == (2 if kind == "read in a hook" else 0)
+        if then == "step":
+            optimizer.step()
+        return model.seen
+
+    alike(use, make, budget=3 * LAYERS * LAYER)
 
 
 @pytest.mark.parametrize("updates", ["at-step", "in-backward"])

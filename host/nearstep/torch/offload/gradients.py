@@ -92,17 +92,19 @@ class Gradients:
             torch.autograd.Variable._execution_engine.queue_callback(_Pass(self, task))
         return task
 
-    def arriving(self, copy: ComputeCopy) -> None:
+    def arriving(self, copy: ComputeCopy, gradient: Tensor | None) -> None:
         """Reserve room for a gradient just before it is accumulated, if no earlier hook announced
-        it, as with `autograd.Function`.
+        it, as with `autograd.Function`; fetch the held gradient if the sum cannot be sent.
 
         Raises
         ------
-        BudgetError, CaptureError
+        BudgetError, CaptureError, EarlyUpdateError
         GradientError : one has been compressed, and not been reset since.
         """
         if not copy.reserved:
             self.expect([(copy, object())])
+        if gradient is not None and copy.resident.held is not None and not _can_go(copy, gradient):
+            self.read(copy)
 
     def take_given_up(self) -> ComputeCopy | None:
         """Outside backward: clean up failed passes; return once a parameter that such a pass had
@@ -141,8 +143,8 @@ class Gradients:
         if self.averages is not None and self.averages.takes(copy):
             self._average(self.averages, copy, gradient)
             return
-        if gradient.requires_grad or not _can_go(copy, gradient):
-            return  # part of a graph, or invalid: the step raises
+        if not _can_go(copy, gradient):
+            return
         with self._space.aside():
             self._space.check_old(copy, "another backward has made a gradient of it")
             if not self.stay:
@@ -174,7 +176,8 @@ class Gradients:
         self._recount(copy, None)
 
     def read(self, copy: ComputeCopy) -> Tensor | None:
-        """Return `grad` of a parameter; fetch it if the owner holds it.
+        """Return `grad` of a parameter; fetch it if the owner holds it, with what backward has
+        just added.
 
         Raises
         ------
@@ -192,6 +195,10 @@ class Gradients:
         self._space.check_old(copy, "its gradient is read before optimizer.step()")
         hint = "; to clip on the device, give the optimizer max_grad_norm"
         with self._space.aside(), torch.no_grad():
+            added = copy.raw_gradient()
+            if added is not None:
+                self._send(copy, added)
+                del added
             self._space.make_room(copy.gradient_bytes, f"gradient of {copy.name}", hint)
             gradient = held.fetch(copy.parameter)
             copy.set_raw_gradient(gradient)
@@ -369,7 +376,6 @@ class Gradients:
                 gradient is not None
                 and sys.getrefcount(gradient) <= OWN_REFERENCES
                 and torch._C._storage_Use_Count(gradient.untyped_storage()._cdata) <= 2
-                and not gradient.requires_grad
                 and _can_go(copy, gradient)
             ):
                 self._send(copy, gradient)
@@ -432,6 +438,9 @@ def _after(
 
 
 def _can_go(copy: ComputeCopy, gradient: Tensor) -> bool:
+    """Return whether a gradient can be sent: it is no part of a graph, and a step accepts it."""
+    if gradient.requires_grad:
+        return False
     try:
         check_gradient(copy.name, copy.parameter, gradient)
     except GradientError:

@@ -495,11 +495,13 @@ def _expect(
 
 @eager
 def _arriving(
-    gradients: Callable[[], Gradients | None], copy: Callable[[], ComputeCopy | None], _: Any
+    gradients: Callable[[], Gradients | None],
+    copy: Callable[[], ComputeCopy | None],
+    arriving: Sequence[Tensor | None],
 ) -> None:
     found, of = gradients(), copy()
     if found is not None and of is not None:
-        found.arriving(of)
+        found.arriving(of, arriving[0])
 
 
 @eager
