@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -16,13 +17,19 @@ from torch import nn
 
 import nearstep
 from nearstep.errors import ArgumentError, ClosedDeviceError
+from nearstep.memferry.cost import Decision, Mode
+from nearstep.memferry.plan import Plan
 from nearstep.torch.errors import InterruptedStepError, ParameterError
+from nearstep.torch.memferry import model_fingerprint
 from nearstep.torch.offload.errors import (
     BudgetError,
     ChangedModelError,
     EngineCopyError,
     LostEngineError,
+    VectorWarning,
 )
+from nearstep.torch.offload.parameter import OffloadedParameter
+from nearstep.torch.parameter import DeviceParameter
 from nearstep.updater.device import KernelDevice
 
 from . import training
@@ -149,6 +156,104 @@ def test_a_budget_that_is_found_too_small_in_use_says_so_and_can_be_used_on() ->
         train(model, optimizer)
     del held
     train(model, optimizer)
+    assert_like_plain(model, optimizer)
+
+
+def raises_after(calls: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that Ctrl-C interrupts at its call of this number."""
+    left = [calls]
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return function(*args, **kwargs)
+
+    return called
+
+
+def gfgb(model: Model) -> dict[str, Any]:
+    """Options for a plan whose parameters do not fit at once."""
+    layers = {str(index): Decision(Mode.GFGB) for index in (0, 2, 3)}
+    print_ = model_fingerprint(model)
+    plan = Plan(fingerprint=print_, budget_bytes=None, reserve=1.0, layers=layers)
+    return {"policy": "memferry", "plan": plan}
+
+
+INTERRUPTED = {
+    "send": (DeviceParameter, "push", 3),
+    "gradient": (DeviceParameter, "hold_gradient", 2),
+    "make": (OffloadedParameter, "make", 2),
+    "hooks": (nn.Module, "register_forward_pre_hook", 2),
+}
+
+
+@pytest.mark.parametrize("where", ["warning", "budget", *INTERRUPTED])
+def test_an_exception_in_offload_leaves_a_plain_model(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made()
+    plain, its = made()
+    for each in (model, plain):
+        training.loss_of(each).backward()
+    held = [model[index].weight.detach() for index in (0, 2)] if where == "budget" else []
+    before = bits([model.state_dict(), [p.grad for p in model.parameters()]])
+    with monkeypatch.context() as patched:
+        if where in INTERRUPTED:
+            of, name, calls = INTERRUPTED[where]
+            patched.setattr(of, name, raises_after(calls, getattr(of, name)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises((VectorWarning, BudgetError, KeyboardInterrupt)) as raised:
+                nearstep.offload(
+                    model,
+                    optimizer,
+                    budget=2 * LAYER,
+                    **(gfgb(model) if where == "warning" else {}),
+                )
+    kinds = {"warning": VectorWarning, "budget": BudgetError}
+    assert raised.type is kinds.get(where, KeyboardInterrupt)
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
+    assert bits([model.state_dict(), [p.grad for p in model.parameters()]]) == before
+    for module in model.modules():
+        assert not module._forward_pre_hooks
+        assert not module._state_dict_pre_hooks
+        assert module._compiled_call_impl is None
+    del held
+    for each in (optimizer, its):
+        each.step()
+    with nearstep.offload(model, optimizer, budget=2 * LAYER) as engine:
+        train(model, optimizer)
+        assert engine.report().peak <= engine.budget
+    train(plain, its)
+    assert bits([model.state_dict(), optimizer.state_dict()]) == bits(
+        [plain.state_dict(), its.state_dict()]
+    )
+
+
+def test_an_offload_that_is_refused_leaves_nothing_that_traces() -> None:
+    model, optimizer = made()
+    held = [each.detach() for each in model.parameters()]
+    with pytest.raises(BudgetError, match="refers to"):
+        nearstep.offload(model, optimizer, budget=2 * LAYER, policy="memferry")
+    assert len(held) == 6
+    assert [each._compiled_call_impl for each in model.modules()] == [None] * 5
+
+
+@pytest.mark.parametrize("calls", [1, 3, 6])
+def test_a_close_that_is_interrupted_can_be_called_again(
+    calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made()
+    engine = nearstep.offload(model, optimizer, budget=2 * LAYER)
+    train(model, optimizer)
+    with monkeypatch.context() as patched:
+        patched.setattr(OffloadedParameter, "end", raises_after(calls, OffloadedParameter.end))
+        with pytest.raises(KeyboardInterrupt):
+            engine.close()
+    engine.close()
+    assert engine.closed
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
     assert_like_plain(model, optimizer)
 
 

@@ -132,31 +132,28 @@ class Engine:
             if policy == "memferry" and self.plan is None:
                 how = profile if isinstance(profile, Profiling) else Profiling()
                 watch = ModelTracer(model, how, self._key)
+                undo.callback(watch.close)
             self._start: dict[str, Any] = optimizer.traffic.as_dict()
             if self._wrapper is not None:
                 self._wrapper.take()
-            try:
-                self._check_held(copies, smallest)
-                undo.pop_all()
-                self._open(copies, policy, watch, warns=plan is not None)
-            except BaseException:
-                if self._wrapper is not None:
-                    self._wrapper.give_back()
-                raise
+                undo.callback(self._wrapper.give_back)
+            self._check_held(copies, smallest)
+            self._set_up(copies, policy, watch)
+            undo.callback(self._make_plain, copies)
+            undo.callback(setattr, self._space, "torn", True)  # first of all
+            self._open(copies, warns=plan is not None)
+            self.closed = False
+            undo.pop_all()
 
-    def _open(
-        self, copies: list[ComputeCopy], policy: Policy, watch: ModelTracer | None, *, warns: bool
-    ) -> None:
-        for copy in copies:
-            end_waiting(copy.parameter)
+    def _set_up(self, copies: list[ComputeCopy], policy: Policy, watch: ModelTracer | None) -> None:
+        """Make the parts of the engine, and touch no parameter."""
         indices = [each.index for each in copies]
         expected = [(i, False) for i in indices] + [(i, True) for i in reversed(indices)]
         order = UseOrder(expected, USES_PER_PERIOD * max(1, len(indices)))
-        ledger = Ledger()
         device = self._names.device
         streams = None if device.type == "cpu" else Streams(device)
         self._space = ParameterCache(
-            copies, ledger, order, prefetches=policy != "on-demand", streams=streams
+            copies, Ledger(), order, prefetches=policy != "on-demand", streams=streams
         )
         if streams is not None:
             streams.join_when_gone(self._space)
@@ -170,26 +167,35 @@ class Engine:
             self._average(self._wrapper, copies)
         self._uses = AccessHooks(self._space, self._gradients)
         self._space.watch = watch
+        self._remove: list[Callable[[], None]] = []
+
+    def _open(self, copies: Sequence[ComputeCopy], *, warns: bool) -> None:
+        """Offload the parameters, and put hooks on parameters and modules."""
+        for copy in copies:
+            end_waiting(copy.parameter)
         self._space.release_all()
         if self.plan is not None:
             self._put_in_force(self.plan)
             self._take_places(self.plan)
-            if warns and self.shadow is not None and self.shadow.needs > self.budget:
-                warnings.warn(VectorWarning(self.shadow.needs, self.budget), stacklevel=4)
         self._space.bring_in_place()
-        ledger.limit(self.budget)
+        self._space.ledger.limit(self.budget)
         for copy in copies:
             OffloadedParameter.make(copy, self._uses)
             self._uses.hook(copy)
             gradient = copy.raw_gradient()
-            if gradient is not None:
+            try:
                 self._gradients.complete(copy)
-        self._remove: list[Callable[[], None]] = hook_modules(self._model, self._before_forward)
+            except BaseException:
+                copy.set_raw_gradient(gradient)  # dropped for lack of room
+                raise
+            del gradient
+        self._remove.extend(hook_modules(self._model, self._before_forward))
         if self._early is not None:
             handle = self._optimizer.register_state_dict_pre_hook(self._early.before_checkpoint)
             self._remove.append(handle.remove)
         self._optimizer.around_update = self._around_update
-        self.closed = False
+        if warns and self.shadow is not None and self.shadow.needs > self.budget:
+            warnings.warn(VectorWarning(self.shadow.needs, self.budget), stacklevel=4)
 
     def _average(self, wrapper: Wrapper, copies: Sequence[ComputeCopy]) -> None:
         """Average gradients over the workers of a wrapper."""
@@ -248,6 +254,13 @@ class Engine:
         """
         if self.closed:
             return
+        self._make_plain(self._space.copies)
+        if self._wrapper is not None:
+            self._wrapper.give_back()
+        self.closed = True
+
+    def _make_plain(self, copies: Sequence[ComputeCopy]) -> None:
+        """Fetch parameters and gradients, and remove all hooks."""
         if self._space.torn:
             self._space.mend()
         self._space.land_all()
@@ -258,7 +271,7 @@ class Engine:
         self._end_watch()
         if self.shadow is not None:
             self._space.release_all()  # evict the vector
-        for copy in self._space.copies:
+        for copy in copies:
             if not copy.present:
                 copy.fetch()
             held = copy.resident.held
@@ -273,13 +286,10 @@ class Engine:
         for remove in self._remove:
             remove()
         self._uses.unhook()
-        for copy in self._space.copies:
-            assert isinstance(copy.parameter, OffloadedParameter)
-            copy.parameter.end()
+        for copy in copies:
+            if isinstance(copy.parameter, OffloadedParameter):
+                copy.parameter.end()
         self._optimizer.around_update = nullcontext
-        if self._wrapper is not None:
-            self._wrapper.give_back()
-        self.closed = True
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
 
@@ -17,25 +17,24 @@ from nearstep.torch.offload.parameter import OffloadedParameter
 
 def hook_modules(
     model: nn.Module, before_forward: Callable[[nn.Module], None]
-) -> list[Callable[[], None]]:
+) -> Iterator[Callable[[], None]]:
     """Call `before_forward` before the model's forward, and make `state_dict` copy parameters one
     at a time.
 
-    Returns
-    -------
-    list[Callable[[], None]] : functions that remove the hooks.
+    Yields
+    ------
+    Callable[[], None] : removes a hook, as soon as it is there.
     """
-    handles: list[Any] = [model.register_forward_pre_hook(_Hook(before_forward), prepend=True)]
+    yield model.register_forward_pre_hook(_Hook(before_forward), prepend=True).remove
     for name, module in model.named_modules():
         if isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer):
             hook = _Hook(partial(_check_fast_path, name))
-            handles.append(module.register_forward_pre_hook(hook, prepend=True))
+            yield module.register_forward_pre_hook(hook, prepend=True).remove
         elif module is not model and module._parameters:
-            handles.append(module.register_forward_pre_hook(_Hook()))
+            yield module.register_forward_pre_hook(_Hook()).remove
         any_module: Any = module  # what follows has no types in torch
-        handles.append(any_module.register_state_dict_pre_hook(Hook(_begin_saving)))
-        handles.append(any_module._register_state_dict_hook(Hook(_end_saving)))
-    return [handle.remove for handle in handles]
+        yield any_module.register_state_dict_pre_hook(Hook(_begin_saving)).remove
+        yield any_module._register_state_dict_hook(Hook(_end_saving)).remove
 
 
 class _Hook(Hook):

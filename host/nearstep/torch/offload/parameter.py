@@ -105,8 +105,8 @@ class OffloadedParameter(Parameter):
 
     def end(self) -> None:
         """Make the parameter a plain `Parameter`."""
-        del self._copy
         self.__class__ = Parameter  # type: ignore[assignment]
+        vars(self).pop("_copy", None)
 
     @property
     def copy(self) -> ComputeCopy:
