@@ -184,6 +184,30 @@ def test_swapped_parameters_are_refused(policy: str) -> None:
     assert bits(found[0](X)) == bits(made()[0](X))
 
 
+@policies
+def test_an_engine_with_a_swapped_parameter_can_be_closed(policy: str) -> None:
+    model, optimizer, engine = opened(policy)
+    plain, its = made()
+    for each in ((model, optimizer), (plain, its)):
+        step(*each)
+        each[0](X).square().mean().backward()
+    other = nn.Parameter(torch.ones(WIDTH, WIDTH, device=COMPUTE))
+    torch.utils.swap_tensors(model[0].weight, other)
+    with pytest.raises(ChangedModelError, match=r"0\.weight was replaced"):
+        engine.close()
+    assert engine.closed
+    engine.close()
+    with torch.no_grad():
+        plain[0].weight.fill_(1)
+    plain[0].weight.grad = None
+    states = [bits([m.state_dict(), [p.grad for p in m.parameters()]]) for m in (model, plain)]
+    assert states[0] == states[1]
+    assert {type(each) for each in model.parameters()} == {nn.Parameter}
+    with nearstep.offload(model, optimizer, budget="60%"):
+        assert step(model, optimizer) == step(plain, its)
+    assert bits(model.state_dict()) == bits(plain.state_dict())
+
+
 @pytest.mark.parametrize("policy", ["prefetch", "memferry"])
 @pytest.mark.parametrize("when", [0, 1])
 @pytest.mark.skipif(COMPUTE.type == "accel", reason="it has no convolutions")

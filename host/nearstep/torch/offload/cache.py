@@ -161,6 +161,13 @@ class ParameterCache:
             with self.using([copy]):
                 copy.move()
 
+    def leave(self, copies: Sequence[ComputeCopy]) -> None:
+        """Forget parameters, before all others become plain."""
+        self.copies = [each for each in self.copies if each not in copies]
+        for copy in copies:
+            self._present.discard(copy)
+            self._direct.discard(copy)
+
     def _know(self, copy: ComputeCopy) -> None:
         assert copy.storage is not None, "it is here"
         self._by_storage[copy.storage._cdata] = copy

@@ -28,6 +28,7 @@ from nearstep.torch.offload.construction import end_waiting
 from nearstep.torch.offload.early import EarlyUpdates
 from nearstep.torch.offload.errors import (
     BudgetError,
+    ChangedModelError,
     EngineCopyError,
     RecordingError,
     VectorWarning,
@@ -251,13 +252,30 @@ class Engine:
         Raises
         ------
         ClosedDeviceError : the device is closed, so the parameters are lost.
+        ChangedModelError : `torch.utils.swap_tensors` has put another tensor in place of a
+            parameter. The engine is closed: other parameters are plain, and the tensor is as it
+            was.
         """
         if self.closed:
             return
+        swapped = () if self._space.closed else self._leave_swapped()
         self._make_plain(self._space.copies)
         if self._wrapper is not None:
             self._wrapper.give_back()
         self.closed = True
+        for copy in swapped:
+            raise ChangedModelError(copy.name, "replaced")
+
+    def _leave_swapped(self) -> Sequence[ComputeCopy]:
+        """Forget parameters in whose place `torch.utils.swap_tensors` has put plain tensors, which
+        the next step sends; return them."""
+        copies = self._space.copies
+        swapped = [each for each in copies if not isinstance(each.parameter, OffloadedParameter)]
+        for copy in swapped:
+            copy.resident.keep()
+            copy.resident.release_gradient()
+        self._space.leave(swapped)
+        return swapped
 
     def _make_plain(self, copies: Sequence[ComputeCopy]) -> None:
         """Fetch parameters and gradients, and remove all hooks."""
