@@ -460,10 +460,13 @@ def test_a_closed_engine_leaves_the_vector() -> None:
     shadow = shadow_of(engine)
     step(model, optimizer)
     loss_of(model)
-    engine.close()
     first = min(each.vector for each in shadow.locations.values() if each.vector is not None)
+    nbytes = shadow.nbytes
+    assert nbytes
+    engine.close()
+    assert shadow.nbytes == 0
     places = [each.data_ptr() for each in model.parameters()]
-    assert not any(first <= place < first + shadow.nbytes for place in places)
+    assert not any(first <= place < first + nbytes for place in places)
 
 
 def test_other_memory_by_hand_is_left_for_the_place_with_the_next_fetch() -> None:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file, save_model
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import nearstep
@@ -58,6 +59,13 @@ def check_usable(found: Opened) -> None:
     assert bits(model.state_dict()) == bits(plain.state_dict())
     assert engine.report().peak <= engine.report().budget
     engine.close()
+
+
+def held_by(engine: Engine) -> int:
+    """Bytes of memory, and of gradients, that its parameters have."""
+    found = [copy for copy in engine._space.copies if copy not in engine._space._direct]
+    gradients = sum(copy.charge(copy.raw_gradient()) for copy in found)
+    return gradients + sum(copy.storage.nbytes() for copy in found if copy.storage is not None)
 
 
 policies = pytest.mark.parametrize("policy", ["prefetch", "on-demand", "memferry"])
@@ -232,7 +240,80 @@ def test_channels_last_in_training_has_equal_bits(policy: str, when: int) -> Non
     alike(use, make, budget="180%", policy=policy)
 
 
+def test_data_of_a_weight_beside_a_bias_has_equal_bits() -> None:
+    def use(model, optimizer, _):
+        step(model, optimizer)
+        x = X.clone().requires_grad_()
+        functional.linear(x, model[0].weight.data, model[0].bias).square().sum().backward()
+        return x.grad
+
+    alike(use, made, budget="100%")
+
+
+@pytest.mark.parametrize(("budget", "mixes"), [("42%", False), ("70%", True), ("300%", True)])
+def test_a_parameter_with_an_offset_has_equal_bits(budget: str, mixes: bool) -> None:
+    def use(model, optimizer, _):
+        found = []
+        for start in (4, 0):
+            large = torch.randn(WIDTH + 4, WIDTH, generator=torch.Generator().manual_seed(3))
+            large = large.to(COMPUTE)
+            model[0].weight.data = large[start : start + WIDTH]
+            x = X.clone().requires_grad_()
+            loss = (large @ model[0].weight).square().mean() if mixes else torch.zeros(())
+            del large
+            (model(x).square().mean() + loss.to(COMPUTE)).backward()
+            found.append(x.grad)
+            optimizer.step()
+        return found
+
+    alike(use, made, budget=budget)
+
+
 # Budgets
+
+
+def test_a_closed_engine_keeps_no_memory_but_that_of_graphs() -> None:
+    model, optimizer = made()
+    plain, its = made()
+    first = nearstep.offload(model, optimizer, budget="40%")
+    first.close()
+    assert not [copy for copy in first._space.copies if copy.storage is not None]
+    second = nearstep.offload(model, optimizer, budget="40%", policy="memferry")
+    for each in ((model, optimizer), (plain, its)):
+        step(*each)
+    losses = [each(X).square().mean() for each in (model, plain)]
+    second.close()
+    shadow = second.shadow
+    assert shadow is None or shadow.nbytes == 0
+    with pytest.raises(BudgetError, match="refers to"):  # the graph does
+        nearstep.offload(model, optimizer, budget="40%")
+    third = nearstep.offload(model, optimizer, budget="300%")
+    for each in losses:
+        each.backward()
+    del losses, each
+    gradients = [[p.grad for p in each.parameters()] for each in (model, plain)]
+    assert bits(gradients[0]) == bits(gradients[1])
+    del gradients
+    third.close()
+    with nearstep.offload(model, optimizer, budget="60%") as fourth:
+        optimizer.zero_grad()
+        assert step(model, optimizer) == step(plain, its)
+        assert held_by(fourth) <= fourth.budget
+
+
+def test_other_memory_after_close_leaves_that_of_a_graph() -> None:
+    def use(model, optimizer, engine):
+        step(model, optimizer)
+        optimizer.zero_grad()
+        x = X.clone().requires_grad_()
+        loss = model(x).square().mean()
+        if engine is not None:
+            engine.close()
+        model[3].weight.data = torch.zeros(WIDTH, WIDTH, device=COMPUTE)
+        loss.backward()
+        return x.grad
+
+    alike(use, made, budget="60%")
 
 
 class Added(torch.autograd.Function):

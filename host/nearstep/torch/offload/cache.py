@@ -53,7 +53,7 @@ class ParameterCache:
 
     Attributes
     ----------
-    closed : all parameters are on the compute device for good: older graphs remain usable.
+    closed : all parameters are on the compute device for good.
     sent : bytes of gradients in transfer, charged until the owner has them.
     shadow : memory of the parameters that a plan names, while a plan is in force.
     watch : tracer of the program's computation; the engine's own operations are hidden from the
@@ -121,7 +121,7 @@ class ParameterCache:
             if self.streams is not None:
                 self.streams.load_into(shadow.vector if shadow.nbytes else None)
 
-    def _free_vector(self) -> bool:
+    def free_vector(self) -> bool:
         """Evict all parameters in the vector of a plan and free the vector; return whether it was
         freed."""
         shadow = self.shadow
@@ -141,13 +141,13 @@ class ParameterCache:
         """Track the new memory of a present parameter."""
         before = copy.holds
         self._forget(copy)
-        copy.binding += 1
+        copy.binding = []
         copy.rebind()
         self._know(copy)
         if copy not in self._direct:
             copy.holds = copy.nbytes
             if copy.holds - before > self.ledger.free:
-                self._free_vector()
+                self.free_vector()
             self.ledger.add_parameter(copy.holds - before)
 
     def follow(self, copy: ComputeCopy) -> None:
@@ -160,6 +160,12 @@ class ParameterCache:
         if copy.has_moved:
             with self.using([copy]):
                 copy.move()
+
+    def forget_memory(self) -> None:
+        """Forget the memory of parameters, which all are plain."""
+        self._by_storage.clear()
+        for copy in self.copies:
+            copy.leave_to_graphs()
 
     def leave(self, copies: Sequence[ComputeCopy]) -> None:
         """Forget parameters, before all others become plain."""
@@ -279,7 +285,7 @@ class ParameterCache:
             charged = sum(copy.reserved + copy.counted for copy in self.copies)
             self.ledger.gradients = self.sent + charged
             if self.ledger.free < 0:  # data assigned to a parameter of the vector
-                self._free_vector()
+                self.free_vector()
         self.torn = False
 
     def reap(self) -> None:
@@ -331,7 +337,7 @@ class ParameterCache:
                 self.release(victim)
             elif self._departing:
                 self._wait_for_room()
-            elif not (self.spill() or self._free_vector()):
+            elif not (self.spill() or self.free_vector()):
                 stay = [copy.name for copy in self._present if not copy.pins and copy.is_aliased]
                 if stay:
                     hint += f"; in memory that something refers to: {', '.join(sorted(stay))}"

@@ -99,7 +99,8 @@ class ComputeCopy:
     uses : uses of the parameter in running backward passes, each with torch's number of the pass.
     counted : bytes charged for the gradient on the compute device.
     holds : bytes charged for the parameter; 0 in place, and in the vector of a plan.
-    binding : number of assignments of other memory (`p.data = ...`).
+    binding : identity of the memory that was assigned last (`p.data = ...`). Once the engine is
+        closed, it has one tensor on the memory, for graphs.
     updated : whether backward has updated the parameter since the last `step()`.
     given_up : number of such updates that were invalid: backward failed, no `step()` followed, or
         options or scaling changed.
@@ -132,7 +133,7 @@ class ComputeCopy:
         self.counted = self.holds = 0
         self.updated = False
         self.given_up = 0
-        self.binding = 0
+        self.binding: list[Tensor] = []
         self.arrival: Arrival | None = None
         self.exposed = True
         self.hooks: Any = None  # `AccessHooks`, of a module that imports this one
@@ -351,7 +352,7 @@ class ComputeCopy:
         if self.storage is None or not self.present:
             self._arrive()
         elif self.storage._cdata != own:
-            self.binding += 1
+            self.binding = []
             self.rebind()
         self.exposed = True
         if lacks and self.can_go:
@@ -403,12 +404,22 @@ class ComputeCopy:
         self.resident = after
         before.release_gradient()
 
-    def view(self, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
-        """Return a tensor on the present memory."""
-        assert self.storage is not None, "it is here"
-        with torch.no_grad():
-            empty = torch.empty(0, dtype=self.like.dtype, device=self._away.device)
-            return empty.set_(self.storage, offset, size, stride)
+    def covers(self, tensor: Tensor) -> bool:
+        """Return whether a tensor on the storage of the present parameter is a view of the
+        parameter: of its elements, and changed with it, unlike `p.data`."""
+        own, steps = self.parameter, zip(tensor.size(), tensor.stride(), strict=True)
+        with torch._C.DisableTorchFunctionSubclass():
+            if tensor.dtype != own.dtype or tensor.is_neg() or tensor._version != own._version:
+                return False
+            start = tensor.storage_offset() - own.storage_offset()
+            end = start + sum((size - 1) * step for size, step in steps) + 1
+            return start >= 0 and end <= self.like.untyped_storage().nbytes() // own.element_size()
+
+    def leave_to_graphs(self) -> None:
+        """Leave the memory of a parameter that becomes plain to the graphs that refer to it."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self.binding.append(tensor_on(self.parameter, self.like.size(), self.like.stride(), 0))
+        self.binding, self.storage = [], None
 
     def raw_gradient(self) -> Tensor | None:
         """Return torch's own `grad`, on the compute device."""
@@ -427,3 +438,13 @@ class ComputeCopy:
         """Set torch's own `grad`."""
         with torch._C.DisableTorchFunctionSubclass():
             GRAD.__set__(self.parameter, gradient)
+
+
+def tensor_on(found: Tensor, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
+    """Return a new tensor on the memory of a plain or present one; `offset` is from its first
+    element."""
+    with torch.no_grad():
+        storage, start = found.untyped_storage(), found.storage_offset() + offset
+        return torch.empty(0, dtype=found.dtype, device=found.device).set_(
+            storage, start, size, stride
+        )

@@ -279,6 +279,20 @@ class Engine:
 
     def _make_plain(self, copies: Sequence[ComputeCopy]) -> None:
         """Fetch parameters and gradients, and remove all hooks."""
+        if not self._space.closed:
+            self._fetch_all(copies)
+            self._space.closed = True
+        for remove in self._remove:
+            remove()
+        self._uses.unhook()
+        for copy in copies:
+            if isinstance(copy.parameter, OffloadedParameter):
+                copy.parameter.end()
+        self._space.forget_memory()
+        self._optimizer.around_update = nullcontext
+
+    def _fetch_all(self, copies: Sequence[ComputeCopy]) -> None:
+        """Fetch parameters and gradients into memory of their own."""
         if self._space.torn:
             self._space.mend()
         self._space.land_all()
@@ -287,8 +301,7 @@ class Engine:
             self._space.leave_places()
         self._space.give_up()
         self._end_watch()
-        if self.shadow is not None:
-            self._space.release_all()  # evict the vector
+        self._space.free_vector()
         for copy in copies:
             if not copy.present:
                 copy.fetch()
@@ -300,14 +313,6 @@ class Engine:
                 with torch.no_grad():
                     copy.set_raw_gradient(held.fetch(copy.parameter))
                 copy.resident.release_gradient()
-        self._space.closed = True
-        for remove in self._remove:
-            remove()
-        self._uses.unhook()
-        for copy in copies:
-            if isinstance(copy.parameter, OffloadedParameter):
-                copy.parameter.end()
-        self._optimizer.around_update = nullcontext
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from nearstep.torch.checks import is_on_host_or_accelerator
 from nearstep.torch.eager import eager
 from nearstep.torch.errors import EarlyUpdateError, ParameterError
 from nearstep.torch.offload.cache import ParameterCache
-from nearstep.torch.offload.compute_copy import ComputeCopy
+from nearstep.torch.offload.compute_copy import ComputeCopy, tensor_on
 
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
@@ -23,14 +23,19 @@ PASSED_BY = frozenset({"torch.utils.checkpoint", "torch.autograd.graph", __name_
 
 
 class SavedView(NamedTuple):
-    """A view of a parameter; backward fetches the parameter on unpack."""
+    """A view of a parameter; backward fetches the parameter on unpack.
+
+    Attributes
+    ----------
+    offset : elements from the first one of the parameter.
+    """
 
     copy: ComputeCopy
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
     version: int
-    binding: int
+    binding: list[Tensor]
     given_up: int
 
 
@@ -75,15 +80,13 @@ class SavedHooks:
     def _pack(self, tensor: Tensor, pack: Pack | None, unpack: Unpack | None) -> Any:
         if pack is None or getattr(pack, "__module__", None) in PASSED_BY:
             copy = self._space.owner_of(tensor) if is_dense(tensor) else None
-            if copy is not None and tensor.dtype == copy.parameter.dtype and not tensor.is_neg():
-                offset = int(tensor.storage_offset())
-                version = tensor._version
+            if copy is not None and copy.covers(tensor):
                 return SavedView(
                     copy,
                     tensor.size(),
                     tensor.stride(),
-                    offset,
-                    version,
+                    tensor.storage_offset() - copy.parameter.storage_offset(),
+                    tensor._version,
                     copy.binding,
                     copy.given_up,
                 )
@@ -99,7 +102,7 @@ class SavedHooks:
             _check_version(packed.tensor, packed.version)
             return packed.tensor
         copy = packed.copy
-        if packed.binding != copy.binding:
+        if packed.binding is not copy.binding and not packed.binding:
             expected = "in the memory that forward used until backward is done"
             raise ParameterError(copy.name, expected, "given other memory (p.data = ...)")
         wanted = "backward wants what it was before"
@@ -107,8 +110,9 @@ class SavedHooks:
         if packed.given_up != copy.given_up:
             raise EarlyUpdateError(copy.name, wanted)
         _check_version(copy.parameter, packed.version)
+        found = packed.binding[0] if packed.binding else copy.parameter
         with self._space.using([copy]), self._space.aside():
-            return copy.view(packed.size, packed.stride, packed.offset)
+            return tensor_on(found, packed.size, packed.stride, packed.offset)
 
 
 def is_dense(tensor: Tensor) -> bool:
