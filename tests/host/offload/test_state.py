@@ -7,6 +7,7 @@ import io
 import pickle
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -63,6 +64,37 @@ def test_a_checkpoint_does_not_change_afterwards() -> None:
     assert bits(model.state_dict()) != before
     kept = model.state_dict(keep_vars=True)
     assert kept["0.weight"] is model[0].weight
+
+
+class Root(nn.Module):
+    """A model with parameters of its own, which raises when they are saved."""
+
+    fails = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        if self.fails:
+            raise OSError("in the user's program")
+        super()._save_to_state_dict(*args)
+
+    def forward(self, x):
+        return self.layer(x * self.scale)
+
+
+def test_a_checkpoint_that_raises_loses_no_write() -> None:
+    def use(model, optimizer, _):
+        with pytest.raises(OSError, match="user's program"):
+            model.state_dict()
+        model.scale.detach().mul_(5)
+        losses = train(model, optimizer)
+        model.fails = False
+        return losses
+
+    alike(use, lambda: of_kind(Root), budget="300%")
 
 
 def through_pickle(value):

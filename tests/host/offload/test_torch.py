@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file, save_model
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -166,6 +166,31 @@ def test_safetensors(policy: str, tmp_path: Path) -> None:
     engine.close()
     save_file(dict(model.named_parameters()), path)
     assert bits(load_file(path)) == expected
+
+
+def test_tied_weights_are_saved_once(tmp_path: Path) -> None:
+    def make() -> Made:
+        torch.manual_seed(3)
+        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))).to(COMPUTE)
+        model[2].weight = model[0].weight
+        return model, nearstep.optim.AdamW(model.parameters(), lr=1e-2, device=GOLDEN)
+
+    path = tmp_path / "model.safetensors"
+    model, optimizer = make()
+    nearstep.offload(model, optimizer, budget="200%")
+    before = model.state_dict()
+    saved = bits(before)
+    step(model, optimizer)
+    for holder in (model, nn.ModuleDict({"inner": model})):
+        after = holder.state_dict()
+        first, _, last = after.values()
+        assert first is last
+        assert bits([*after.values()]) != [*saved.values()]
+    assert bits(before) == saved
+    save_model(model, str(path))
+    found = make()[0]
+    assert load_model(found, path) == (set(), [])
+    assert bits(found.state_dict()) == bits(model.state_dict())
 
 
 @pytest.mark.parametrize("name", ["data_ptr", "untyped_storage"])

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy as copying
+import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NoReturn, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._guards import TracingContext
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.autograd.graph import get_gradient_edge
@@ -177,7 +178,9 @@ class OffloadedParameter(Parameter):
             raise
         if func is Tensor.detach and copies[0] in uses.saving:
             uses.saving.discard(copies[0])
-            return result.clone()
+            made = _state_dict()
+            if made is not None:
+                return uses.saved_in(made, copies[0], result)
         if func not in LENDS:
             for engine, own in engines.items():
                 engine.watch(result, [(copy, object()) for copy in own])
@@ -364,6 +367,13 @@ def _as_edges(value: Any) -> Any:
     if isinstance(value, OffloadedParameter):
         with torch._C.DisableTorchFunctionSubclass():
             return get_gradient_edge(value)
+def _state_dict() -> Mapping[str, Any] | None:
+    """Return the dict that torch's `state_dict` is making in this thread, if any."""
+    frames = (frame for frame, _ in traceback.walk_stack(None))
+    running = (each for each in frames if each.f_code is nn.Module.state_dict.__code__)
+    return next((each.f_locals["destination"] for each in running), None)
+
+
     if isinstance(value, list | tuple):
         return [_as_edges(each) for each in value]
     return value
@@ -386,7 +396,7 @@ class AccessHooks:
     Attributes
     ----------
     saved : hooks for what is saved for backward.
-    saving : parameters of which the next `detach` makes a tensor with memory of its own.
+    saving : parameters of which the next `detach` in torch's `state_dict` makes a copy.
     """
 
     def __init__(self, space: ParameterCache, gradients: Gradients) -> None:
@@ -418,8 +428,17 @@ class AccessHooks:
         if not torch.is_grad_enabled():
             return
         by_copy = dict(uses)
+        self._saved: MutableMapping[ComputeCopy, Tensor] = weakref.WeakValueDictionary()
         for view, copy in views(result, self):
             if copy in by_copy:
+    def saved_in(self, made: Mapping[str, Any], copy: ComputeCopy, detached: Tensor) -> Tensor:
+        """Return the copy of a parameter for a state dict: for all names of a tied weight the same
+        one."""
+        known = self._saved.get(copy)
+        if known is None or not any(each is known for each in made.values()):
+            known = self._saved[copy] = detached.clone()
+        return known
+
                 ParameterView.of(view, self, copy, by_copy[copy])
         growing = [(copy, use) for copy, use in uses if copy.parameter.requires_grad]
         if growing:
