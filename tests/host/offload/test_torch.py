@@ -297,6 +297,29 @@ def test_a_parameter_with_an_offset_has_equal_bits(budget: str, mixes: bool) -> 
 # Budgets
 
 
+def test_a_parameter_in_larger_memory_is_charged_for_its_own_once_it_is_fetched() -> None:
+    model, optimizer = made()
+    model[0].weight = nn.Parameter(torch.randn(10 * WIDTH, WIDTH, device=COMPUTE)[:WIDTH])
+    optimizer = nearstep.optim.AdamW(model.parameters(), device=GOLDEN)
+    layer = 4 * (WIDTH * WIDTH + WIDTH)
+    with pytest.raises(BudgetError) as raised:
+        nearstep.offload(model, optimizer, budget=1)
+    assert raised.value.expected == 2 * layer
+    with nearstep.offload(model, optimizer, budget=2 * layer) as engine:
+        step(model, optimizer)
+        assert layer < engine.report().peak <= engine.budget
+    with nearstep.offload(model, optimizer, budget="100%") as engine:
+        model[0].weight.data = torch.randn(3 * WIDTH, WIDTH, device=COMPUTE)[:WIDTH]
+        held = held_by(engine)
+        assert held >= 3 * 4 * WIDTH * WIDTH
+        for _ in range(2):
+            step(model, optimizer)
+            assert held_by(engine) == engine._space.ledger.used
+        assert engine._space.ledger.gradients == 0
+        model[0].weight.grad = None
+        assert [copy.gradient_bytes for copy in engine._space.copies[:2]] == [1024, 64]
+
+
 def test_a_closed_engine_keeps_no_memory_but_that_of_graphs() -> None:
     model, optimizer = made()
     plain, its = made()

@@ -91,7 +91,7 @@ class ParameterCache:
         for copy in self._present:
             self._know(copy)
             copy.holds = copy.nbytes
-        self._largest = max((copy.nbytes for copy in copies), default=0)
+        self._largest = max((copy.own_nbytes for copy in copies), default=0)
         self._reserve = self._largest_gradient
         ledger.add_parameter(sum(copy.nbytes for copy in self._present))
 

@@ -89,7 +89,7 @@ class ComputeCopy:
 
     Attributes
     ----------
-    nbytes : bytes of the parameter's memory.
+    nbytes : bytes of the parameter's memory: of all of it if present, `own_nbytes` if absent.
     present : whether the parameter is on the compute device, or in place.
     storage : memory of the parameter, if present.
     like : meta tensor of the parameter's shape, strides and dtype.
@@ -146,7 +146,7 @@ class ComputeCopy:
             self.rebind()
         else:
             self.present, self.storage, self.like = False, None, like
-            self.nbytes = like.untyped_storage().nbytes()
+            self.nbytes = self.own_nbytes
             self.watch_gradient()
 
     def rebind(self) -> None:
@@ -200,7 +200,13 @@ class ComputeCopy:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of a gradient on the compute device."""
-        return 0 if self.in_place.spares_gradient else self.nbytes
+        own = self.like.numel() * self.like.element_size()
+        return 0 if self.in_place.spares_gradient else own
+
+    @property
+    def own_nbytes(self) -> int:
+        """Bytes of the memory that a fetch allocates."""
+        return self.like.untyped_storage().nbytes()
 
     @property
     def can_go(self) -> bool:
@@ -248,7 +254,7 @@ class ComputeCopy:
             self._readers += self.arrival.leave()
         self.arrival = None
         self._set_data(self._away)
-        self.storage = None
+        self.storage, self.nbytes = None, self.own_nbytes
         self.present = False
 
     def fetch(
@@ -348,6 +354,7 @@ class ComputeCopy:
             self._set_data(self._away)
             self.resident.push(unchanged=True)
             self.present, self.storage, self.arrival = False, None, None
+            self.nbytes = self.own_nbytes
             return
         if self.storage is None or not self.present:
             self._arrive()

@@ -123,7 +123,6 @@ class WaitingSpace(ParameterCache):
     def _fetch(self, copy: ComputeCopy) -> None:
         with torch._C.DisableTorchFunction():
             self._count()
-            copy.nbytes = copy.like.untyped_storage().nbytes()  # not a view's memory
             super()._fetch(copy)
 
     def mend(self) -> None:

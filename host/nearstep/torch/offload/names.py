@@ -114,7 +114,7 @@ def smallest_budget(model: nn.Module, names: Names, in_place: Mapping[Tensor, In
     def needed(parameter: Tensor, in_place: InPlace) -> int:
         own = parameter.numel() * parameter.element_size()
         found = waiting_copy(parameter)
-        held = parameter.untyped_storage().nbytes() if found is None else found.nbytes
+        held = span(parameter) if found is None else found.own_nbytes
         held = own if parameter in flattened else held
         held = 0 if in_place.forward and in_place.backward else held
         return held + (own if parameter.requires_grad and not in_place.spares_gradient else 0)
@@ -123,6 +123,11 @@ def smallest_budget(model: nn.Module, names: Names, in_place: Mapping[Tensor, In
         (sum(needed(each, in_place.get(each, NOTHING)) for each in group) for group in groups),
         default=0,
     )
+    def span(parameter: Tensor) -> int:
+        size, stride = parameter.size(), parameter.stride()
+        like = torch.empty_strided(size, stride, dtype=parameter.dtype, device="meta")
+        return like.untyped_storage().nbytes()
+
 
 
 def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, ComputeCopy]) -> int:
