@@ -172,6 +172,25 @@ def test_a_gradient_is_added_to_the_one_sent_before(kind: str, then: str) -> Non
     alike(use, make, budget=3 * LAYERS * LAYER)
 
 
+def test_unused_gradients_are_zeros_on_request() -> None:
+    def use(model, *_):
+        model[3].weight.data = torch.ones(2 * WIDTH, WIDTH)[::2]
+        parameters = list(model.parameters())
+        found = torch.autograd.grad(loss_of(model[:3]), parameters, materialize_grads=True)
+        assert len(found) == 2 * LAYERS
+        assert not any(each.any() for each in found[6:])
+        named = dict(model.named_parameters())
+        first = torch.autograd.grad(
+            loss_of(model[:1]), named, create_graph=True, materialize_grads=True
+        )
+        assert all(each.requires_grad for each in list(first.values())[2:])
+        with pytest.raises(RuntimeError, match="not have been used"):
+            torch.autograd.grad(loss_of(model[:1]), parameters)
+        return found, [each.stride() for each in found], first
+
+    alike(use, made, budget=3 * LAYERS * LAYER)
+
+
 @pytest.mark.parametrize("updates", ["at-step", "in-backward"])
 def test_a_closure(updates: str) -> None:
     def use(model, optimizer, _):

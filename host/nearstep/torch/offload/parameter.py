@@ -149,7 +149,7 @@ class OffloadedParameter(Parameter):
             actual = f"by {func.__name__} of a parameter that comes and goes"
             raise ParameterError(args[0].copy.name, expected, actual)
         if func is torch.autograd.grad:
-            return func(*map(_as_edges, args), **{k: _as_edges(v) for k, v in kwargs.items()})
+            return _grad(*args, **kwargs)
         found = list(dict.fromkeys(_instances((args, kwargs), OffloadedParameter)))
         engines: dict[AccessHooks, list[ComputeCopy]] = {}
         for each in found:
@@ -385,6 +385,24 @@ def _instances(value: Any, kind: type[Any]) -> Iterator[Any]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _instances(each, kind)
+def _grad(
+    outputs: Any, inputs: Sequence[Any], *, materialize_grads: bool = False, **options: Any
+) -> Sequence[Tensor | None]:
+    """Call `torch.autograd.grad`, as it dispatches itself, and fetch no parameter."""
+    options = {name: _as_edges(each) for name, each in options.items()}
+    found = torch.autograd.grad(_as_edges(outputs), _as_edges(inputs), **options)
+    if not materialize_grads:
+        return found
+
+    def zeros(own: Tensor) -> Tensor:
+        like = own.copy.like if isinstance(own, OffloadedParameter) else own
+        keeps_graph = options.get("create_graph", False)
+        return torch.zeros_like(like, device=own.device, requires_grad=keeps_graph)
+
+    pairs = zip(found, inputs, strict=True)
+    return tuple(zeros(own) if each is None else each for each, own in pairs)
+
+
     elif isinstance(value, dict):
         for each in value.values():
             yield from _instances(each, kind)
