@@ -280,6 +280,26 @@ def test_other_parameters_after_offload_are_refused_by_name(name: str) -> None:
         optimizer.step()
 
 
+def test_names_in_a_checkpoint_of_the_optimizer_may_be_others() -> None:
+    def use(model, optimizer, _):
+        train(model, optimizer)
+        saved = optimizer.state_dict()
+        group = saved["param_groups"][0]
+        group["param_names"] = [f"a.{number}" for number in range(len(group["params"]))]
+        optimizer.load_state_dict(saved)
+        assert optimizer.param_groups[0]["param_names"][0] == "a.0"
+        train(model, optimizer)
+
+    alike(use, made, budget=2 * LAYER)
+    names = [("a", nn.Parameter(torch.zeros(WIDTH)))]
+    model, _ = made()
+    others = nearstep.optim.AdamW([*model.named_parameters(), *names], device=URL)
+    nearstep.offload(model, others, budget=2 * LAYER)
+    others.param_groups[0]["params"][-1] = nn.Parameter(torch.zeros(WIDTH))
+    with pytest.raises(ChangedModelError, match="parameter a of group 0 was replaced"):
+        others.step()
+
+
 def scripted() -> tuple[nn.Module, Optimizer]:
     inner = torch.jit.script(nn.Linear(2, 2))
     return nn.Sequential(inner), nearstep.optim.AdamW(inner.parameters(), device=URL)

@@ -18,13 +18,17 @@ from nearstep.torch.offload.parameter import OffloadedParameter, waiting_copy
 from nearstep.torch.optimizer import DeviceOptimizer
 from nearstep.torch.unclaimed import unclaimed
 
+Place = str | tuple[int, int]
+"""Name of a parameter in the model, or its group and position in the optimizer, whose checkpoints
+may change names."""
 
-def named(model: nn.Module, optimizer: DeviceOptimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield every name of each parameter of the model and of the optimizer."""
+
+def _places(model: nn.Module, optimizer: DeviceOptimizer) -> Iterator[tuple[Place, Tensor]]:
+    """Yield every place of each parameter of the model and of the optimizer."""
     yield from model.named_parameters(remove_duplicate=False)
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):
-            yield label(group, index, position), parameter
+            yield (index, position), parameter
 
 
 class Names:
@@ -44,10 +48,10 @@ class Names:
     def __init__(self, model: nn.Module, optimizer: DeviceOptimizer) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._by_name = dict(named(model, optimizer))
+        self._by_place = dict(_places(model, optimizer))
         parameters: dict[Tensor, str] = {}
-        for name, parameter in self._by_name.items():
-            parameters.setdefault(parameter, name)
+        for place, parameter in self._by_place.items():
+            parameters.setdefault(parameter, self._name(place))
         self.parameters: Mapping[Tensor, str] = parameters
         owned = {each for group in optimizer.param_groups for each in group["params"]}
         for parameter, name in parameters.items():
@@ -75,18 +79,26 @@ class Names:
     def check(self) -> None:
         """Raise `ChangedModelError` if names or parameters have changed."""
         count = 0
-        for name, parameter in named(self._model, self._optimizer):
+        for place, parameter in _places(self._model, self._optimizer):
             count += 1
-            known = self._by_name.get(name)
+            known = self._by_place.get(place)
             if known is None:
-                raise ChangedModelError(name, "added")
+                raise ChangedModelError(self._name(place), "added")
             if known is not parameter or not isinstance(parameter, OffloadedParameter):
-                raise ChangedModelError(name, "replaced")
-        if count != len(self._by_name):
-            now = dict(named(self._model, self._optimizer))
-            raise ChangedModelError(
-                next(each for each in self._by_name if each not in now), "removed"
-            )
+                raise ChangedModelError(self._name(place), "replaced")
+        if count != len(self._by_place):
+            now = dict(_places(self._model, self._optimizer))
+            gone = next(each for each in self._by_place if each not in now)
+            raise ChangedModelError(self._name(gone), "removed")
+
+    def _name(self, place: Place) -> str:
+        if isinstance(place, str):
+            return place
+        index, position = place
+        groups = self._optimizer.param_groups
+        group = groups[index] if index < len(groups) else {}
+        names = group.get("param_names", ())
+        return label(group if position < len(names) else {}, index, position)
 
 
 def _flattened(model: nn.Module) -> list[Tensor]:
@@ -111,6 +123,11 @@ def smallest_budget(model: nn.Module, names: Names, in_place: Mapping[Tensor, In
     groups += [[parameter] for parameter in names.parameters]
     flattened = {*names.flattened}
 
+    def span(parameter: Tensor) -> int:
+        size, stride = parameter.size(), parameter.stride()
+        like = torch.empty_strided(size, stride, dtype=parameter.dtype, device="meta")
+        return like.untyped_storage().nbytes()
+
     def needed(parameter: Tensor, in_place: InPlace) -> int:
         own = parameter.numel() * parameter.element_size()
         found = waiting_copy(parameter)
@@ -123,11 +140,6 @@ def smallest_budget(model: nn.Module, names: Names, in_place: Mapping[Tensor, In
         (sum(needed(each, in_place.get(each, NOTHING)) for each in group) for group in groups),
         default=0,
     )
-    def span(parameter: Tensor) -> int:
-        size, stride = parameter.size(), parameter.stride()
-        like = torch.empty_strided(size, stride, dtype=parameter.dtype, device="meta")
-        return like.untyped_storage().nbytes()
-
 
 
 def gradients_at_once(model: nn.Module, copies: Mapping[Tensor, ComputeCopy]) -> int:
