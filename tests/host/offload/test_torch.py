@@ -294,6 +294,19 @@ def test_a_parameter_with_an_offset_has_equal_bits(budget: str, mixes: bool) -> 
     alike(use, made, budget=budget)
 
 
+def test_mutation_of_saved_parameters_that_torch_allows_has_equal_bits() -> None:
+    def use(model, *_):
+        with torch.autograd.graph.allow_mutation_on_saved_tensors():
+            x = X.clone().requires_grad_()
+            loss = model(x).square().mean()
+            with torch.no_grad():
+                model[1].weight.mul_(2)
+            loss.backward()
+        return x.grad
+
+    alike(use, made, budget="300%")
+
+
 # Budgets
 
 

@@ -18,8 +18,12 @@ from nearstep.torch.offload.compute_copy import ComputeCopy, tensor_on
 Pack = Callable[[Tensor], Any]
 Unpack = Callable[[Any], Tensor]
 
-PASSED_BY = frozenset({"torch.utils.checkpoint", "torch.autograd.graph", __name__})
-"""Modules whose hooks change no value: their hooks are skipped for parameters."""
+PASSED_BY = (
+    "torch.utils.checkpoint.",
+    "torch.autograd.graph.save_on_cpu.",
+    f"{__name__}.",
+)
+"""Beginnings of the names of hooks that change no value, and are skipped for parameters."""
 
 
 class SavedView(NamedTuple):
@@ -78,7 +82,7 @@ class SavedHooks:
         return torch.autograd.graph.saved_tensors_hooks(packed, self._unpack)
 
     def _pack(self, tensor: Tensor, pack: Pack | None, unpack: Unpack | None) -> Any:
-        if pack is None or getattr(pack, "__module__", None) in PASSED_BY:
+        if pack is None or _full_name(pack).startswith(PASSED_BY):
             copy = self._space.owner_of(tensor) if is_dense(tensor) else None
             if copy is not None and copy.covers(tensor):
                 return SavedView(
@@ -113,6 +117,10 @@ class SavedHooks:
         found = packed.binding[0] if packed.binding else copy.parameter
         with self._space.using([copy]), self._space.aside():
             return tensor_on(found, packed.size, packed.stride, packed.offset)
+
+
+def _full_name(pack: Pack) -> str:
+    return f"{getattr(pack, '__module__', '')}.{getattr(pack, '__qualname__', '')}"
 
 
 def is_dense(tensor: Tensor) -> bool:
