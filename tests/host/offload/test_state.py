@@ -115,7 +115,10 @@ def test_copies_are_plain_models(copied: Callable[[nn.Module], nn.Module]) -> No
     model, optimizer = made()
     engine = nearstep.offload(model, optimizer, budget=LAYER * 2)
     train(model, optimizer)
+    model[0].weight.tag = "no decay"
     found = copied(model)
+    assert hasattr(found[0].weight, "tag") == (copied is not copy.deepcopy)  # as of torch
+    assert not {"_copy", "_kept", "_waiting"} & vars(found[0].weight).keys()
     assert {type(each) for each in found.parameters()} == {nn.Parameter}
     assert bits(found.state_dict()) == bits(model.state_dict())
     found(torch.ones(1, WIDTH)).sum().backward()

@@ -83,6 +83,10 @@ ADDRESSES = frozenset({_TENSOR.data_ptr, _TENSOR.untyped_storage, _TENSOR.storag
 """Functions that return an address without keeping the memory alive."""
 
 
+OWN_ATTRIBUTES = frozenset({"_copy", "_kept", "_waiting"})
+"""Attributes of `OffloadedParameter` that are no user's."""
+
+
 class OffloadedParameter(Parameter):
     """The class of the parameters of an offloaded model.
 
@@ -221,7 +225,9 @@ class OffloadedParameter(Parameter):
         return found
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.plain().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        plain, own = self.plain(), vars(self).items()
+        vars(plain).update({name: value for name, value in own if name not in OWN_ATTRIBUTES})
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def plain(self) -> Parameter:
         """Return a plain parameter with memory of its own."""
@@ -361,12 +367,6 @@ def views(result: Any, uses: AccessHooks) -> Iterator[tuple[Tensor, ComputeCopy]
                 yield each, copy
 
 
-def _as_edges(value: Any) -> Any:
-    """Replace parameters in arguments of `torch.autograd.grad` by graph edges, which need no
-    fetch."""
-    if isinstance(value, OffloadedParameter):
-        with torch._C.DisableTorchFunctionSubclass():
-            return get_gradient_edge(value)
 def _state_dict() -> Mapping[str, Any] | None:
     """Return the dict that torch's `state_dict` is making in this thread, if any."""
     frames = (frame for frame, _ in traceback.walk_stack(None))
@@ -374,17 +374,17 @@ def _state_dict() -> Mapping[str, Any] | None:
     return next((each.f_locals["destination"] for each in running), None)
 
 
+def _as_edges(value: Any) -> Any:
+    """Replace parameters in arguments of `torch.autograd.grad` by graph edges, which need no
+    fetch."""
+    if isinstance(value, OffloadedParameter):
+        with torch._C.DisableTorchFunctionSubclass():
+            return get_gradient_edge(value)
     if isinstance(value, list | tuple):
         return [_as_edges(each) for each in value]
     return value
 
 
-def _instances(value: Any, kind: type[Any]) -> Iterator[Any]:
-    if isinstance(value, kind):
-        yield value
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _instances(each, kind)
 def _grad(
     outputs: Any, inputs: Sequence[Any], *, materialize_grads: bool = False, **options: Any
 ) -> Sequence[Tensor | None]:
@@ -403,6 +403,12 @@ def _grad(
     return tuple(zeros(own) if each is None else each for each, own in pairs)
 
 
+def _instances(value: Any, kind: type[Any]) -> Iterator[Any]:
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _instances(each, kind)
     elif isinstance(value, dict):
         for each in value.values():
             yield from _instances(each, kind)
@@ -422,7 +428,16 @@ class AccessHooks:
         self.gradients = gradients
         self.saved = SavedHooks(space)
         self.saving: set[ComputeCopy] = set()
+        self._saved: MutableMapping[ComputeCopy, Tensor] = weakref.WeakValueDictionary()
         self._hooked: dict[ComputeCopy, Any] = {}
+
+    def saved_in(self, made: Mapping[str, Any], copy: ComputeCopy, detached: Tensor) -> Tensor:
+        """Return the copy of a parameter for a state dict: for all names of a tied weight the same
+        one."""
+        known = self._saved.get(copy)
+        if known is None or not any(each is known for each in made.values()):
+            known = self._saved[copy] = detached.clone()
+        return known
 
     @contextmanager
     def of(self, func: Callable[..., Any], copies: Sequence[ComputeCopy]) -> Iterator[None]:
@@ -446,17 +461,8 @@ class AccessHooks:
         if not torch.is_grad_enabled():
             return
         by_copy = dict(uses)
-        self._saved: MutableMapping[ComputeCopy, Tensor] = weakref.WeakValueDictionary()
         for view, copy in views(result, self):
             if copy in by_copy:
-    def saved_in(self, made: Mapping[str, Any], copy: ComputeCopy, detached: Tensor) -> Tensor:
-        """Return the copy of a parameter for a state dict: for all names of a tied weight the same
-        one."""
-        known = self._saved.get(copy)
-        if known is None or not any(each is known for each in made.values()):
-            known = self._saved[copy] = detached.clone()
-        return known
-
                 ParameterView.of(view, self, copy, by_copy[copy])
         growing = [(copy, use) for copy, use in uses if copy.parameter.requires_grad]
         if growing:
