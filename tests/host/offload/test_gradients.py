@@ -172,6 +172,18 @@ def test_a_gradient_is_added_to_the_one_sent_before(kind: str, then: str) -> Non
     alike(use, make, budget=3 * LAYERS * LAYER)
 
 
+def test_a_gradient_that_stays_is_added_to_the_one_that_was_sent_for_room() -> None:
+    def use(model, optimizer, engine):
+        loss_of(model).backward()
+        if engine is not None:
+            engine._gradients.stay = True  # as of updates in backward with drives
+        loss_of(model, 1).backward()
+        assert engine is None or engine.report().gradients == 4 * LAYERS
+        optimizer.step()
+
+    alike(use, made, budget=3 * LAYERS * LAYER)
+
+
 def test_unused_gradients_are_zeros_on_request() -> None:
     def use(model, *_):
         model[3].weight.data = torch.ones(2 * WIDTH, WIDTH)[::2]

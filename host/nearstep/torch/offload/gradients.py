@@ -147,7 +147,7 @@ class Gradients:
             return
         with self._space.aside():
             self._space.check_old(copy, "another backward has made a gradient of it")
-            if not self.stay:
+            if not self.stay or copy.resident.held is not None:
                 self._send(copy, gradient)
             self._arrived(copy)
 
