@@ -224,10 +224,14 @@ def test_an_engine_with_a_swapped_parameter_can_be_closed(policy: str) -> None:
     for each in ((model, optimizer), (plain, its)):
         step(*each)
         each[0](X).square().mean().backward()
+    x = X.clone().requires_grad_()
+    loss = model[0](x).sum()
     other = nn.Parameter(torch.ones(WIDTH, WIDTH, device=COMPUTE))
     torch.utils.swap_tensors(model[0].weight, other)
     with pytest.raises(ChangedModelError, match=r"0\.weight was replaced"):
         engine.close()
+    with pytest.raises(ParameterError, match=r"0\.weight must be in the memory"):
+        torch.autograd.grad(loss, x)
     assert engine.closed
     engine.close()
     with torch.no_grad():

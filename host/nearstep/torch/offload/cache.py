@@ -171,6 +171,7 @@ class ParameterCache:
         """Forget parameters, before all others become plain."""
         self.copies = [each for each in self.copies if each not in copies]
         for copy in copies:
+            copy.binding, copy.storage = [], None
             self._present.discard(copy)
             self._direct.discard(copy)
 

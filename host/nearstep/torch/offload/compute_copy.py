@@ -447,11 +447,23 @@ class ComputeCopy:
             GRAD.__set__(self.parameter, gradient)
 
 
-def tensor_on(found: Tensor, size: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
-    """Return a new tensor on the memory of a plain or present one; `offset` is from its first
-    element."""
+def tensor_on(
+    found: Tensor,
+    size: torch.Size,
+    stride: tuple[int, ...],
+    offset: int,
+    storage: torch.UntypedStorage | None = None,
+) -> Tensor:
+    """Return a new tensor on the memory of a plain or present one.
+
+    Parameters
+    ----------
+    offset : in elements, from the first one of `found`.
+    storage : if given, stands for that of `found`, which another tensor may have been swapped for.
+    """
     with torch.no_grad():
-        storage, start = found.untyped_storage(), found.storage_offset() + offset
+        storage = storage or found.untyped_storage()
+        start = found.storage_offset() + offset
         return torch.empty(0, dtype=found.dtype, device=found.device).set_(
             storage, start, size, stride
         )

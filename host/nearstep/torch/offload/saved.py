@@ -114,9 +114,11 @@ class SavedHooks:
         if packed.given_up != copy.given_up:
             raise EarlyUpdateError(copy.name, wanted)
         _check_version(copy.parameter, packed.version)
-        found = packed.binding[0] if packed.binding else copy.parameter
+        where = packed.size, packed.stride, packed.offset
         with self._space.using([copy]), self._space.aside():
-            return tensor_on(found, packed.size, packed.stride, packed.offset)
+            if packed.binding:
+                return tensor_on(packed.binding[0], *where)
+            return tensor_on(copy.parameter, *where, copy.storage)
 
 
 def _full_name(pack: Pack) -> str:
