@@ -390,6 +390,7 @@ def _grad(
 ) -> Sequence[Tensor | None]:
     """Call `torch.autograd.grad`, as it dispatches itself, and fetch no parameter."""
     options = {name: _as_edges(each) for name, each in options.items()}
+    found: Sequence[Tensor | None]
     found = torch.autograd.grad(_as_edges(outputs), _as_edges(inputs), **options)
     if not materialize_grads:
         return found

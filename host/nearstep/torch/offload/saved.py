@@ -89,7 +89,7 @@ class SavedHooks:
                     copy,
                     tensor.size(),
                     tensor.stride(),
-                    tensor.storage_offset() - copy.parameter.storage_offset(),
+                    int(tensor.storage_offset() - copy.parameter.storage_offset()),
                     tensor._version,
                     copy.binding,
                     copy.given_up,
