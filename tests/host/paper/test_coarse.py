@@ -272,7 +272,7 @@ def test_the_best_ratio_is_that_of_the_best_m() -> None:
         assert row["best_ratio"] <= row["ratio"]
         moved += best == run.m
     print(f"m* is the best of {moved} runs")
-    assert 0 < moved
+    assert moved > 0
 
 
 def test_iterations_of_all_machines_and_models_take_the_papers_estimate() -> None:
