@@ -105,7 +105,8 @@ class RegisterHandle:
     Reading a field reads the register, once for each word. A `FLOAT32` field is a float, a field
     with named values a member of its enumeration, or an integer if the value has no name. Assigning
     to a field keeps the other configuration fields of the register. Words of a pair are read and
-    written low word first.
+    written low word first. The bus of a DIMM with arbiters has no error responses: there, writes
+    that are refused change nothing, and those of locked registers set `status.refused`.
 
     Raises
     ------
@@ -113,9 +114,6 @@ class RegisterHandle:
     ReadOnlyFieldError, FieldValueError : before the device is touched.
     RefusedWriteError : the block is busy and the register is locked.
     BusError : the device answered with an error for another reason.
-
-    A DIMM with arbiters answers nothing: both writes have no effect there, and the first one sets
-    `status.refused`.
     """
 
     def __init__(self, block: BlockRegisters, register: Register) -> None:
