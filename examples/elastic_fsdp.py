@@ -222,13 +222,16 @@ def killed(task: Task) -> int:
 
 
 def losses(*tasks: Task) -> dict[int, float]:
-    """The loss of each step; one that was made twice has to have it twice."""
+    """The loss of each step; one that as many processes made twice has to have it twice. Of one
+    that fewer made again the last counts: they add in another order."""
     found: dict[int, float] = {}
     for file in (each.folder / "losses" for each in tasks):
+        own: dict[int, float] = {}
         for line in file.read_text("ascii").splitlines() if file.exists() else ():
             step, loss = json.loads(line)
-            if found.setdefault(step, loss) != loss:
-                raise SystemExit(f"step {step} has the losses {found[step]} and {loss}")
+            if own.setdefault(step, loss) != loss:
+                raise SystemExit(f"step {step} has the losses {own[step]} and {loss}")
+        found |= own
     return found
 
 
