@@ -222,8 +222,11 @@ def killed(task: Task) -> int:
 
 
 def losses(*tasks: Task) -> dict[int, float]:
-    """The loss of each step; one that as many processes made twice has to have it twice. Of one
-    that fewer made again the last counts: they add in another order."""
+    """The loss of each step.
+
+    A step that as many processes made twice must have one loss. Of a step that fewer made again
+    the last loss counts: they add in another order.
+    """
     found: dict[int, float] = {}
     for file in (each.folder / "losses" for each in tasks):
         own: dict[int, float] = {}

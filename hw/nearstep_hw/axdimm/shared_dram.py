@@ -89,8 +89,8 @@ class SharedDram(wiring.Component):
     o_row : rows that the host has opened, by bank; those of rank 0 first.
     o_host_debt, o_dram_debt, o_host_debt1, o_dram_debt1 : of each rank, see `RefreshDebt`.
     o_overdue : see `RefreshDebt`; of any rank.
-    o_unsupported, o_lost, o_lost_command : of any rank, see `HostModes`. Commands that both ranks
-        lose in one cycle count once, with the pins of rank 1.
+    o_unsupported, o_lost, o_lost_command : of any rank, see `HostModes`. Commands of both ranks
+        that are lost in one cycle count once, with the pins of rank 1.
 
     Attributes
     ----------

@@ -77,15 +77,19 @@ class GoldenCard(GoldenBackend, BarBackend, EndpointBackend):
 
     @property
     def messages(self) -> int:
+        self._send_messages()
+        return self._sent
+
+    def _send_messages(self) -> None:
+        """Count the messages of the runs that ended since the last call, or keep one pending."""
         ends = self._channels[0].kernel.ends
         new, self._ends = ends - self._ends, ends
         if self._may_send:
             self._sent += new + self._pending
         self._pending = not self._may_send and (self._pending or new > 0)
-        return self._sent
 
     def allow_messages(self, *, enabled: bool, masked: bool) -> None:
-        self.messages  # noqa: B018 - ends until now are sent, or pending, as was allowed
+        self._send_messages()  # those until now, as was allowed
         self._may_send = enabled and not masked
 
     def read_register(self, address: int) -> int:

@@ -135,7 +135,7 @@ class GoldenChannel:
             self.fault = type(fault)(fault.reason, self.base + fault.address, write=fault.write)
             raise self.fault from None
         except BaseException:  # Ctrl-C: elements that are not committed may have been written
-            self.kernel.lose()
+            self.kernel.abort_now()
             raise
         finally:
             self._show()

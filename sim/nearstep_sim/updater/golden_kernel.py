@@ -179,7 +179,7 @@ class GoldenKernel:
         """ABORT: the run ends with the step after this one, if memory answers."""
         self._aborted = self.busy
 
-    def lose(self) -> None:
+    def abort_now(self) -> None:
         """End a busy run at once, as ABORT unless it was done: part of a step may be written."""
         if self.busy:
             if not self.done and self.fault.cause is ErrorCause.NONE:

@@ -205,10 +205,7 @@ def test_bad_arguments_are_refused_before_anything_is_touched(runtime, tmp_path)
         *((ArgumentError, partial(runtime.FreeX, each)) for each in foreign),
         *((ArgumentError, partial(runtime.MemcpyX2Y, ssd, each, 1)) for each in foreign),
         (ArgumentError, lambda: runtime.MallocX(10, on="SSD")),
-        (
-            ArgumentError,
-            lambda: runtime.RunAdamOnAxdimmAsync(**mixed, nparams=1),
-        ),
+        (ArgumentError, lambda: runtime.RunAdamOnAxdimmAsync(**mixed, nparams=1)),
         (ArgumentError, lambda: runtime.FreeX(ssd + 1)),
         (ArgumentError, lambda: runtime.MallocX(0)),
         (ArgumentError, lambda: runtime.MallocX(10, 2)),
