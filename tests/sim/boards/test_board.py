@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pytest
 
 import nearstep
 from nearstep.errors import OptionError, ProtocolError
+from nearstep.serial import link
 from nearstep.serial.backend import LinkBackend
 from nearstep.serial.errors import MemoryNotReadyError, SessionLostError
 from nearstep.serial.link import Link
@@ -78,10 +80,17 @@ def test_steps_are_right_with_each_clock_of_the_board(clock: Clock) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("memory", ["blockram", "dram"])
-def test_units_in_cpp_take_the_same_cycles_to_the_same_bits(memory: str) -> None:
-    """A step, a reset in the midst of one, and a step: as with the RTL of the units."""
+def test_units_in_cpp_take_the_same_cycles_to_the_same_bits(
+    memory: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step, a reset in the midst of one, and a step: as with the RTL of the units.
+
+    Both have the same numbers of sessions: bytes of a number that are escaped delay the step, and a
+    refresh then meets it elsewhere.
+    """
     seen = []
     for fu in ("rtl", "native"):
+        monkeypatch.setattr(link.secrets, "randbits", Random(10).getrandbits)
         with nearstep.open(f"sim:board?memory={memory}&fu={fu}&baud={BAUD}") as board:
             assert isinstance(board, SmartssdDevice)
             job = Job(board, COUNT, seed=10)
@@ -92,9 +101,7 @@ def test_units_in_cpp_take_the_same_cycles_to_the_same_bits(memory: str) -> None
             job.upload()
             after = job.run(copy_out=job.copy("bf16")).cycles
             assert job.check() >= COUNT
-            # Not all cycles: numbers of sessions are random, and so is what is escaped of them.
-            counts = replace(line_of(board).counts, cycles=0, refreshes=0)
-            seen.append((before, after, counts))
+            seen.append((before, after, line_of(board).counts))
     assert seen[0] == seen[1]
     assert min(seen[0][:2]) > 100
 
