@@ -19,6 +19,7 @@ from nearstep.storage.drive_errors import (
     NotADriveError,
     StorageError,
     TornExtentError,
+    TornIndexError,
 )
 from nearstep_sim.models.drive import Event, Journal, MemoryBlocks, Write, after_cut
 
@@ -206,6 +207,11 @@ class Life:
         if (lost or twice or rotten) and not said:
             raise WrongError(f"superblocks {there}, {rotten} rotten, without a word")
 
+    def index_blocks(self, number: int) -> set[tuple[int, int]] | None:
+        """Blocks, by drive, of the indices that generations of this number have had; None: they are
+        not known."""
+        return None
+
     def check_error(self, error: StorageError) -> None:
         """It names what is damaged."""
         self.tally.outcomes[f"typed error: {type(error).__name__}"] += 1
@@ -224,6 +230,10 @@ class Life:
             named = {(drive, error.block + each) for each in range(error.blocks)}
             if not named & self.rotten:
                 raise WrongError(f"not in {self.rotten}: {error!r}")
+        if isinstance(error, TornIndexError):
+            own = self.index_blocks(error.generation)
+            if own is not None and not own & self.rotten:
+                raise WrongError(f"index {own}, and {self.rotten} rotten: {error!r}")
 
 
 def applied(images: Sequence[bytes], events: Sequence[Event]) -> list[bytes]:

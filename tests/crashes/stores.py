@@ -15,7 +15,7 @@ from nearstep.storage.drive_errors import (
     UncertainCommitError,
 )
 from nearstep.storage.store import Store
-from nearstep.storage.superblock import SLOTS
+from nearstep.storage.superblock import SLOTS, Superblock
 from nearstep_sim.models.drive import FailAt, Flush, MemoryBlocks, Write
 
 from ..host.storage.drives import NEVER, OWNER, State
@@ -32,6 +32,7 @@ class Made:
     before : key of the last generation while it was committed, which its commit must leave.
     name : under which later ones keep it; empty: they do not.
     kept : keys of earlier generations by name.
+    index : blocks of its index, by drive.
     begun, ended : events of the journal before its superblock, and when the commit had returned.
     given_up, gone : events when it began to be given up, and was.
     """
@@ -42,6 +43,7 @@ class Made:
     before: int
     name: str = ""
     kept: dict[str, int] = field(default_factory=dict)
+    index: set[tuple[int, int]] = field(default_factory=set)
     begun: int = 0
     ended: int = 0
     given_up: int = NEVER
@@ -131,11 +133,17 @@ class StoreLife(Life):
                     raise WrongError(f"{whole} cannot be opened either: {error!r}") from error
                 return other
         self.hear(said)
+        if store.generation == 0:
+            self.history[0].index = blocks_of(store.superblock)
         if number is None:
             last, numbers = self.key_of(store.meta), [self.history[key].number for key in allowed]
             damage = bool(said or store.notes)
             self.outcome(store.generation, last in allowed, min(numbers), max(numbers), said=damage)
         return store
+
+    def index_blocks(self, number: int) -> set[tuple[int, int]]:
+        made = (each.index for each in self.history.values() if each.number == number)
+        return set[tuple[int, int]]().union(*made)
 
     def key_of(self, meta: Any) -> int:
         return int(meta.get("key", 0))
@@ -154,11 +162,18 @@ class StoreLife(Life):
             numbers = [self.history[key].number for key in missing]
             raise WrongError(f"generations {numbers} must be there, not {[*store.generations]}")
         last = self.history[self.key_of(store.meta)]
-        kept = {name: self.key_of(store.at(each).meta) for name, each in store.kept.items()}
-        if kept != last.names:
-            raise WrongError(f"generations {last.names} must be kept, not {kept}")
+        kept = {name: self.history[key] for name, key in last.names.items()}
+        if store.kept != {name: each.number for name, each in kept.items()}:
+            raise WrongError(f"generations {kept} must be kept, not {store.kept}")
         for name, number in store.kept.items():
-            self.read(store, number, self.history[kept[name]])
+            try:
+                key = self.key_of(store.at(number).meta)
+            except TornIndexError as error:
+                self.check_error(error)
+                continue
+            if key != kept[name].key:
+                raise WrongError(f"generation {kept[name]} must be kept as {name!r}, not {key}")
+            self.read(store, number, kept[name])
         return found
 
     def read(self, store: Store, number: int, made: Made) -> None:
@@ -327,6 +342,9 @@ class StoreLife(Life):
         except BaseException:
             self.there.remove(key)
             raise
+        finally:
+            if self.store.written is not None:
+                made.index = blocks_of(self.store.written)
         if number != made.number:
             raise WrongError(f"generation {number} follows {made.number - 1}")
         made.begun, made.ended = self.superblock_after(begin), len(events)
@@ -354,3 +372,9 @@ class StoreLife(Life):
         self.store.drop_other()
         for each in gone:
             each.gone = len(self.journal.events)
+
+
+def blocks_of(superblock: Superblock) -> set[tuple[int, int]]:
+    """Return the blocks of an index, by drive."""
+    runs = superblock.runs
+    return {(run.drive, run.block + each) for run in runs for each in range(run.blocks)}

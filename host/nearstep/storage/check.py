@@ -161,6 +161,8 @@ def _check_generation(
     """Read the extents that no earlier generation shares; `known` maps each extent to its
     problem."""
     report = GenerationReport(generation.number, len(generation.tensors), meta=generation.meta)
+    if generation.damage:
+        report.problems.append(f"generation {generation.number}: {generation.damage}")
     extents = _extents(drives, generation)
     while batch := list(islice(extents, BATCH)):
         new = [each for each in batch if each[1].run not in known]

@@ -269,7 +269,7 @@ class TornExtentError(TornError):
 
 
 class TornIndexError(TornError):
-    """A damaged index of a generation."""
+    """An index of a generation that is damaged or cannot be read."""
 
     reason: str
 

@@ -145,15 +145,17 @@ def rows_of(runs: Sequence[Run]) -> NDArray[Any]:
 
 
 def overlap(rows: NDArray[Any], *, shared: bool = False) -> bool:
-    """Return whether two extents overlap; equal ones are allowed if `shared`."""
-    drive, start, count = (
-        rows[name][rows["drive"] != HOLE].astype(np.int64) for name in ("drive", "block", "blocks")
+    """Return whether two extents overlap; equal ones, CRC included, are allowed if `shared`."""
+    drive, start, count, crc = (
+        rows[name][rows["drive"] != HOLE].astype(np.int64)
+        for name in ("drive", "block", "blocks", "crc")
     )
     order = np.lexsort((count, start, drive))
-    drive, start, stop = drive[order], start[order], (start + count)[order]
+    drive, start, stop, crc = drive[order], start[order], (start + count)[order], crc[order]
     clash = (drive[1:] == drive[:-1]) & (start[1:] < stop[:-1])
     if shared:
-        clash &= (start[1:] != start[:-1]) | (stop[1:] != stop[:-1])
+        same = (start[1:] == start[:-1]) & (stop[1:] == stop[:-1]) & (crc[1:] == crc[:-1])
+        clash &= ~same
     return bool(clash.any())
 
 

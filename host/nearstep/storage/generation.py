@@ -41,6 +41,7 @@ class Generation:
     superblock : content of the slot.
     name : under which later generations keep this one; empty: they do not.
     kept : earlier generations by name.
+    damage : reason why the index of a kept generation cannot be read; then it has no tensors.
     """
 
     slot: int
@@ -49,6 +50,7 @@ class Generation:
     superblock: Superblock
     name: str = ""
     kept: Mapping[str, Generation] = field(default_factory=dict)
+    damage: str = ""
 
     @property
     def number(self) -> int:
@@ -60,7 +62,11 @@ class Generation:
         return self.superblock.runs
 
     def extents(self) -> NDArray[Any]:
-        """Return the extents of the index and of the tensors, and those of kept generations."""
+        """Return the extents of the index and of the tensors, and those of kept generations.
+
+        Those of a damaged one are unknown, so its blocks are free. A later generation that has them
+        has CRCs of its own.
+        """
         kept = (each.extents() for each in self.kept.values())
         tables = (each.table.rows for each in self.tensors.values())
         return np.concatenate([rows_of(self.index_runs), *tables, *kept])
@@ -172,16 +178,22 @@ def _read_copy(blocks: Blocks, at: int, set_id: uuid.UUID) -> Superblock | str:
 
 
 def load(drives: Sequence[Drive], slot: Slot) -> Generation:
-    """Load the generation of a slot with a superblock, and those that it keeps.
+    """Load the generation of a slot with a superblock, and those that it keeps: with `damage` if
+    their own index is damaged.
 
     Raises
     ------
-    TornIndexError : an index is damaged.
+    TornIndexError : the generation's index is damaged.
     """
     assert slot.superblock is not None
     found, names = _load(drives, slot.number, slot.superblock)
-    indices = {k: Superblock(slot.superblock.set_id, *each) for k, each in names.kept.items()}
-    kept = {name: _load(drives, slot.number, each)[0] for name, each in indices.items()}
+    kept: dict[str, Generation] = {}
+    for name, each in names.kept.items():
+        index = Superblock(slot.superblock.set_id, *each)
+        try:
+            kept[name] = _load(drives, slot.number, index)[0]
+        except TornIndexError as error:
+            kept[name] = Generation(slot.number, {}, {}, index, name, damage=error.reason)
     return replace(found, kept=kept)
 
 
@@ -191,8 +203,11 @@ def _load(drives: Sequence[Drive], slot: int, superblock: Superblock) -> tuple[G
     if any(r.drive >= len(drives) or r.block + r.blocks > sizes[r.drive] for r in superblock.runs):
         raise TornIndexError(number, "its superblock names blocks that are on no drive")
     parts = parts_of(data, superblock.runs)
-    for transfer in [drives[run.drive].read(run.block, part) for run, part in parts]:
-        transfer.wait()
+    try:
+        for transfer in [drives[run.drive].read(run.block, part) for run, part in parts]:
+            transfer.wait()
+    except (DriveIOError, ShortTransferError) as error:
+        raise TornIndexError(number, f"its index cannot be read: {error}") from error
     data = data[: superblock.index_bytes]
     actual = crc32(data)
     if actual != superblock.index_crc:
@@ -239,7 +254,6 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
     ------
     NoGenerationError : the set has no generation, or not this one.
     TornIndexError : the index is damaged.
-    StorageError : the generation has two extents at one block.
     """
     first = drives[0]
     slots = read_slots(first.blocks, first.header)
@@ -260,15 +274,44 @@ def find(drives: Sequence[Drive], wanted: int | None) -> Recovered:
     except TornIndexError as error:
         whole = [] if other is None else [other.number]
         raise TornIndexError(number, error.reason, whole=whole) from None
-    check_apart([current])
-    if other is not None:
+    current, apart = _apart(current, other)
+    if other is not None and apart is None:
+        reason = f"generation {number} has blocks of it: its superblock should be overwritten"
+        notes.append(str(TornIndexError(other.number, reason, whole=[number])))
+    kept = (each for by in (current, apart) if by is not None for each in by.kept.values())
+    torn = {each.number: each.damage for each in kept if each.damage}
+    notes += [str(TornIndexError(each, torn[each], whole=[number])) for each in torn]
+    return Recovered(current, apart, max(found), slots, notes, warnings)
+
+
+def _apart(current: Generation, other: Generation | None) -> tuple[Generation, Generation | None]:
+    """Return both generations, without blocks that a later one has: of an other one that was
+    overwritten, None; of a kept one, whose blocks are free while its index cannot be read,
+    `damage`."""
+    held = [current] if other is None else [current, other]
+    try:
+        check_apart(held)
+    except StorageError:
+        pass
+    else:
+        return current, other
+    own = [replace(each, kept={}) for each in held]
+    apart, kept = own[:1], [dict[str, Generation]() for _ in held]
+    every = [("", 1, each) for each in own[1:]]
+    every += [(name, at, e) for at, each in enumerate(held) for name, e in each.kept.items()]
+    for name, at, each in sorted(every, key=lambda found: -found[2].number):
         try:
-            check_apart([current, other])
+            check_apart([*apart, each])
         except StorageError:
-            reason = f"generation {number} has blocks of it: its superblock should be overwritten"
-            notes.append(str(TornIndexError(other.number, reason, whole=[number])))
-            other = None
-    return Recovered(current, other, max(found), slots, notes, warnings)
+            if not name:
+                other = None
+                continue
+            each = replace(each, tensors={}, damage="a later generation has blocks of it")
+        if at == 0 or other is not None:
+            apart += [] if each.damage else [each]
+            kept[at][name] = each
+    current = replace(current, kept=kept[0])
+    return current, other and replace(other, kept={k: v for k, v in kept[1].items() if k})
 
 
 def damage(path: str, slots: Sequence[Slot]) -> tuple[list[str], list[DamagedSuperblockWarning]]:

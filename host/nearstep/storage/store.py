@@ -25,6 +25,7 @@ from nearstep.storage.drive_errors import (
     DriveTimeoutError,
     NoGenerationError,
     StorageError,
+    TornIndexError,
     UncertainCommitError,
     UnknownTensorError,
 )
@@ -64,7 +65,7 @@ class Store:
     Attributes
     ----------
     notes : damage without loss of data: a superblock that was torn by a power cut, or a damaged
-        index of the other generation. Damage that no power cut explains is a
+        index of the other generation or of a kept one. Damage that no power cut explains is a
         `DamagedSuperblockWarning`.
     written : superblock of the last commit here, complete or not; None: there was none.
     """
@@ -346,6 +347,7 @@ class Store:
         Raises
         ------
         NoGenerationError : the generation is not on the drives.
+        TornIndexError : its index is damaged.
         """
         with self._lock:
             self._check_open(f"open generation {generation}")
@@ -447,14 +449,15 @@ class Store:
         Raises
         ------
         ArgumentError : there is no generation of this name.
+        TornIndexError : its index is damaged.
         """
         with self._lock:
             self._check_writable(f"restore {name!r}")
             if name not in self._transaction.kept:
                 raise self._no_kept(name)
+            found = self._find(self._transaction.kept[name].number)
             self._in_flight.join_all()
             self._transaction = self._transaction.next()
-            found = self._transaction.kept[name]
             self._transaction.tensors = dict(found.tensors)
             return self.at(found.number)
 
@@ -532,6 +535,8 @@ class Store:
 
     def _find(self, number: int) -> Generation:
         for each in (*self._held, *self._transaction.kept.values()):
+            if each.number == number and each.damage:
+                raise TornIndexError(number, each.damage, whole=[*self.generations])
             if each.number == number:
                 return each
         raise NoGenerationError(number, self.generations)

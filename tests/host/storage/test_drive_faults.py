@@ -222,6 +222,93 @@ def test_every_flipped_block_is_found_and_named() -> None:
     assert sum(found.values()) == 64
 
 
+def three_generations() -> tuple[list[bytes], dict[int, bytes], dict[int, tuple[int, int]]]:
+    """Images of drives with two generations and a kept one; what `p` is in each; and drive and
+    block of each index."""
+    rng = np.random.default_rng(4)
+    store, places = open_images(memory_set(2, 64))
+    data, indices = {}, {}
+    store.add("p", NBYTES)
+    for number in (1, 2, 3):
+        data[number] = random_bytes(rng, NBYTES)
+        store.write("p", data[number])
+        assert store.commit({"step": number}, name="best" if number == 1 else "") == number
+        (run,) = store.superblock.runs
+        indices[number] = run.drive, run.block
+    store.close()
+    return images_of(places), data, indices
+
+
+def with_bad_block(
+    images: Sequence[bytes], place: tuple[int, int], *, rots: bool
+) -> list[MemoryBlocks]:
+    """Drives of which one block is rotten, or cannot be read."""
+    drives = [MemoryBlocks(image, at) for at, image in enumerate(images)]
+    drive, block = place
+    if rots:
+        drives[drive].image[block * BLOCK_BYTES + 100] ^= 1
+
+    def fault(action: str, at: int) -> None:
+        if not rots and (action, at) == ("read", block):
+            raise DriveIOError("memory", action, at, OSError(errno.EIO, "I/O"))
+
+    drives[drive].fault = fault
+    return drives
+
+
+@pytest.mark.parametrize("rots", [True, False])
+@pytest.mark.parametrize("torn", [1, 2, 3])
+def test_an_index_that_cannot_be_read_costs_no_other_generation(torn: int, rots: bool) -> None:
+    images, data, indices = three_generations()
+    reason = f"generation {torn}: " + ("CRC-32 of its" if rots else "its index cannot be read")
+    report = check_drives(with_bad_block(images, indices[torn], rots=rots))
+    problems = {each.number: each.problems for each in report.generations}
+    assert problems.pop(torn)[0].startswith(reason)
+    assert (report.problems, sorted(problems.items())) == ([], [(n, []) for n in data if n != torn])
+    if torn == 3:
+        with pytest.raises(TornIndexError, match=reason) as caught:
+            Store.open(with_bad_block(images, indices[torn], rots=rots), owner=OWNER)
+        assert caught.value.whole == (2,)
+    places = with_bad_block(images, indices[torn], rots=rots)
+    with Store.open(places, owner=OWNER, generation=2 if torn == 3 else 3) as store:
+        if torn != 3:
+            assert [each.startswith(reason) for each in store.notes] == [True]
+        assert {*store.generations, *store.kept.values()} == {1, 2, 3} - ({torn} - {1})
+        assert all(contents(store, n) == {"p": data[n]} for n in data if n != torn)
+
+
+@pytest.mark.parametrize("rots", [True, False])
+def test_a_kept_generation_without_an_index_frees_its_blocks_and_costs_no_other_one(
+    rots: bool,
+) -> None:
+    images, data, indices = three_generations()
+    places = with_bad_block(images, indices[1], rots=rots)
+    with Store.open(places, owner=OWNER) as store:
+        for use in (lambda: store.at(1), lambda: store.restore("best")):
+            with pytest.raises(TornIndexError, match="there is generation 2, 3") as caught:
+                use()
+            assert caught.value.generation == 1
+        size = store.free_bytes - 6 * EXTENT
+        store.add("fills", size)
+        store.write("fills", b"f" * size)  # over blocks of the kept one
+        data[4] = bytes(NBYTES)
+        store.write("p", data[4])
+        assert (store.commit(), store.kept) == (4, {"best": 1})
+    images = images_of(places)  # without the error of the sector
+    for number in (4, 3):
+        store = reopened(places, generation=number)
+        assert sorted(store.generations) == [3, 4]
+        assert all(contents(store, each)["p"] == data[each] for each in (3, 4))
+        with pytest.raises(TornIndexError, match="CRC-32" if rots else "has blocks of it"):
+            store.at(1)
+    store = reopened(places)
+    store.drop("best")
+    for _ in range(2):
+        store.commit()
+        assert not store.kept
+    assert (reopened(store).notes, contents(reopened(store))["p"]) == ([], data[4])
+
+
 def opened_with_warning(images: list[bytes], faults: dict[int, FailAt]) -> tuple[Store, str]:
     """A store of which drives have faults while it is opened, and the only warning."""
     places = [MemoryBlocks(image, at) for at, image in enumerate(images)]
