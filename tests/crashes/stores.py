@@ -232,7 +232,7 @@ class StoreLife(Life):
     def live(self, store: Store, made: Made, faulty: str) -> None:
         """Random operations; an error ends the life, or is rolled back."""
         rng = self.rng
-        self.store, self.current = store, made
+        self.store, self.current, self.names = store, made, made.names
         self.rolled_back()
         if faulty in LIES:
             self.arm(faulty)
@@ -273,7 +273,7 @@ class StoreLife(Life):
             raise WrongError(f"without a fault: {error!r}")
 
     def rolled_back(self) -> None:
-        self.state, self.names = dict(self.current.state), self.current.names
+        self.state = dict(self.current.state)
 
     def operate(self) -> None:
         rng, store = self.rng, self.store

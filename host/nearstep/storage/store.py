@@ -416,7 +416,8 @@ class Store:
             return number
 
     def abort(self) -> None:
-        """Roll back to the last commit that returned, not to an interrupted one."""
+        """Roll back to the last commit that returned, not to an interrupted one; what `drop` has
+        dropped stays so."""
         with self._lock:
             self._check_writable("abort")
             self._in_flight.join_all()
@@ -429,8 +430,8 @@ class Store:
             return {name: each.number for name, each in self._transaction.kept.items()}
 
     def drop(self, name: str) -> None:
-        """Keep a generation no longer, from the next commit on; its blocks are free after the one
-        that follows.
+        """Keep a generation no longer, from the next commit on, rolled back before it or not; its
+        blocks are free after the one that follows.
 
         Raises
         ------

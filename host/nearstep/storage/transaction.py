@@ -41,7 +41,7 @@ class Transaction:
     Attributes
     ----------
     tensors : by name.
-    kept : earlier generations by name.
+    kept : earlier generations by name, which the next one keeps.
     crcs : CRC-32 of each extent allocated by this transaction; 0 until the extent is written.
     failed : the first error of a write, or None.
     changing : tensor with new extents whose write has not been queued, as after an interrupt.
@@ -74,9 +74,12 @@ class Transaction:
         self.doubt: int | None = None
 
     def next(self, committed: Generation | None = None) -> Transaction:
-        """Return the transaction that follows this one's commit or abort."""
+        """Return the transaction that follows this one's commit or abort; after an abort
+        generations that were dropped stay so."""
         if committed is None:
-            return Transaction(self.current, self.other, self.last, self._step, self._blocks)
+            aborted = Transaction(self.current, self.other, self.last, self._step, self._blocks)
+            aborted.kept = self.kept
+            return aborted
         return Transaction(committed, self.current, committed.number, self._step, self._blocks)
 
     def check(self, action: str) -> None:

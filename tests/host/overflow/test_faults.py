@@ -195,16 +195,22 @@ def test_large_parameters_of_the_processor_are_read_back_after_an_error(
 @pytest.mark.parametrize("only", [0, 1, 2])
 def test_a_changed_parameter_of_the_processor_is_found_while_others_are_updated(only: int) -> None:
     """A large one is a generation of its own, and the step is repeated; then changes are looked for
-    before each step until there is none."""
+    before each step until there is none.
+
+    A generation that was dropped before stays so.
+    """
     own = 2 if only != 1 else 1
     with drives() as on:
         parameters, optimizer = LARGE.trained("host:", 1, drives=on.store, memory=170_000)
+        optimizer.keep("best")
+        optimizer.store.drop("best")
         for step in range(1, 5):
             if step != 3:
                 touch(optimizer, parameters, only)
             before = on.store.generation
             LARGE.step(optimizer, parameters, step)
             assert on.store.generation == before + (1 if step == 3 else own)
+            assert not on.store.kept
         found = everything(parameters, optimizer)
     plain, without = LARGE.trained("host:", 1)
     for step in range(1, 5):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import tracemalloc
 from collections.abc import Iterator
@@ -110,6 +111,27 @@ def test_drives_that_generations_have_filled_are_used_again_once_one_is_dropped(
         before = everything(parameters, optimizer)
         JOB.step(optimizer, parameters, 200)
         assert everything(parameters, optimizer) != before
+
+
+@pytest.mark.parametrize("done", [False, True])
+@pytest.mark.parametrize(("action", "number"), [("write", 1), ("flush", 1), ("flush", 2)])
+def test_a_generation_that_was_dropped_before_a_step_that_fails_stays_dropped(
+    action: str, number: int, done: bool, folder: Path
+) -> None:
+    """The drives are opened again after the error; the second flush leaves a commit in doubt."""
+    with (point := FaultPoint()).installed():
+        parameters, optimizer = make("host", folder)
+        JOB.step(optimizer, parameters, 0)
+        for name in ("best", "other"):
+            optimizer.keep(name)
+        optimizer.store.drop("best")
+        with point.arm(Fault(action, number, 1, done=done)), contextlib.suppress(StorageError):
+            JOB.step(optimizer, parameters, 1)
+        assert point.fired == 1
+        assert optimizer.store.kept == {"other": 4}
+        JOB.step(optimizer, parameters, 2)
+        optimizer.keep("best")
+        assert optimizer.store.kept == {"other": 4, "best": optimizer.store.generation}
 
 
 @pytest.mark.parametrize("home", ["cards", "host"])

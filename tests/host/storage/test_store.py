@@ -572,6 +572,8 @@ def test_a_generation_with_a_name_is_kept_until_it_is_dropped(rng) -> None:
         store.drop("two")
     for name, left in (("one", {"six": 6}), ("six", {})):
         store.drop(name)
+        store.abort()
+        assert store.kept == left, "a rollback does not undo it"
         assert store.free_bytes == free, "until the generations that refer to it are replaced"
         for _ in range(2):
             store.commit()

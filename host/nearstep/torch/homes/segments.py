@@ -61,6 +61,9 @@ class HeldStore:
             if opened.superblock not in (before.superblock, before.written):
                 opened.close()
                 raise _of_another(last, opened)
+        for name, number in opened.kept.items():
+            if number <= last and before.kept.get(name) != number:
+                opened.drop(name)  # as the program did since the last commit
         self.last = opened
         self._is_stale = self._is_released = False
         self.own()
