@@ -127,7 +127,11 @@ def save(
         finally:
             with contextlib.suppress(OSError):
                 partial.unlink()
-        sync_folder(final.parent)
+        try:
+            sync_folder(final.parent)
+        except OSError:
+            final.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise SnapshotSaveError(path, error) from error
     return final
@@ -142,13 +146,14 @@ def load(path: Path) -> Arrays:
     SnapshotVersionError : the file has another version of the format.
     SnapshotError : the file cannot be read.
     """
-    if path.is_file() and (_begins(path) or not generations(path)):
-        name = path.with_suffix("") if path.suffix[1:].isdecimal() else path
-        older = generations(name)
-        older = older[: older.index(path)] if path in older else []
-    else:
-        *older, path = generations(path) or [path]
+    older: list[Path] = []
     try:
+        if path.is_file() and (_begins(path) or not generations(path)):
+            name = path.with_suffix("") if path.suffix[1:].isdecimal() else path
+            older = generations(name)
+            older = older[: older.index(path)] if path in older else []
+        else:
+            *older, path = generations(path) or [path]
         return _read(path)
     except OSError as error:
         raise SnapshotError(f"cannot read {path}: {error}") from error

@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from nearstep.errors import ArgumentError, DeviceError
+from nearstep.storage import snapshot_file
 from nearstep.storage.errors import (
     SnapshotError,
     SnapshotSaveError,
@@ -150,6 +151,30 @@ def test_a_folder_that_is_not_there(tmp_path) -> None:
     with pytest.raises(SnapshotSaveError) as found:
         ITS_VALUES.save(tmp_path / "no" / "s")
     assert found.value.errno == errno.ENOENT
+
+
+def test_a_file_is_removed_if_its_name_cannot_be_flushed(tmp_path, monkeypatch) -> None:
+    good = ITS_VALUES.save(tmp_path / "s")
+
+    def fail(folder: Path) -> None:
+        raise OSError(errno.EIO, "I/O")
+
+    monkeypatch.setattr(snapshot_file, "sync_folder", fail)
+    with pytest.raises(SnapshotSaveError, match="I/O"):
+        ITS_VALUES.save(tmp_path / "s")
+    assert [*tmp_path.iterdir()] == [good]
+
+
+@pytest.mark.parametrize("name", ["s", "s.000001"])
+def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may read every file
+    with pytest.raises(SnapshotError, match=f"cannot read {tmp_path / name}: .*denied"):
+        load(tmp_path / name)
 
 
 class Unreadable(HostSnapshot):
