@@ -142,8 +142,7 @@ class BlockFile(Blocks):
             if direct and self.count:
                 _probe(self.name, self._fd, calls)
         except BaseException:
-            os.close(self._fd)
-            self._fd = -1
+            self.close()
             raise
 
     def read(self, block: int, out: Bytes) -> None:
@@ -167,9 +166,9 @@ class BlockFile(Blocks):
             raise DriveVanishedError(self.name, "another file has its name now")
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # after an error, too, the number may be another file's
+        if fd >= 0:
+            os.close(fd)
 
     def _move(self, action: str, call: Move, block: int, data: Bytes) -> None:
         """Transfer all bytes; after a partial transfer, as at a signal, repeat the call for the
@@ -266,6 +265,8 @@ def _fill(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
     lock(name, fd)
     try:
         os.posix_fallocate(fd, 0, nbytes)
+        os.fsync(fd)
+        sync_folder(Path(name).absolute().parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.ftruncate(fd, found)
@@ -273,8 +274,6 @@ def _fill(name: str, fd: int, nbytes: int, *, overwrite: bool) -> None:
             space = os.fstatvfs(fd)
             raise DriveFullError(nbytes, space.f_bavail * space.f_frsize, f" for {name}") from error
         raise DriveAccessError(name, f"cannot be created: {error.strerror}", error.errno) from error
-    os.fsync(fd)
-    sync_folder(Path(name).absolute().parent)
 
 
 def _open(name: str, *, direct: bool, read_only: bool) -> int:

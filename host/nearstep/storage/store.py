@@ -479,12 +479,18 @@ class Store:
     def close(self) -> None:
         """Wait for transfers in flight, and close the drives; closing twice does nothing.
 
-        Uncommitted writes are lost.
+        Uncommitted writes are lost. After an `OSError` of a drive all are closed.
         """
         with self._lock:
             self._closed = True
+            errors = []
             for drive in self.drives:
-                drive.close()
+                try:
+                    drive.close()
+                except OSError as error:
+                    errors.append(error)
+            if errors:
+                raise errors[0]
 
     def __enter__(self) -> Self:
         return self

@@ -272,6 +272,38 @@ def test_a_new_drives_size_and_name_are_flushed(tmp_path) -> None:
     assert flushed == [path.stat().st_ino, tmp_path.stat().st_ino]
 
 
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_new_drive_that_cannot_be_flushed_is_not_made(tmp_path, fails: int) -> None:
+    """Its size, or the folder's entry."""
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+    path = tmp_path / "drive0"
+    with (
+        mock.patch.object(os, "fsync", mock.Mock(side_effect=[None] * fails + [error])),
+        pytest.raises(DriveAccessError, match=f"{path}: cannot be created: Input") as caught,
+    ):
+        made(tmp_path, 1)
+    assert caught.value.errno == errno.EIO
+    assert not path.exists()
+
+
+def test_drives_are_closed_once_each_whatever_the_system_says(tmp_path) -> None:
+    """After an error the number of a descriptor may be another file's."""
+    store, close, closed = opened(made(tmp_path)), os.close, []
+
+    def fail(fd: int) -> None:
+        close(fd)
+        closed.append(fd)
+        raise OSError(errno.EIO, f"descriptor {fd}")
+
+    with mock.patch.object(os, "close", fail):
+        with pytest.raises(OSError, match="descriptor") as caught:
+            store.close()
+        store.close()
+    assert len(set(closed)) == len(closed) == 2
+    assert caught.value.strerror == f"descriptor {closed[0]}"
+    opened(sorted(tmp_path.iterdir())).close()  # unlocked
+
+
 def test_a_drive_that_does_not_fit_is_not_made(tmp_path) -> None:
     path = tmp_path / "drive"
     with pytest.raises((DriveFullError, DriveAccessError)) as caught:
