@@ -158,7 +158,7 @@ class SnapshotGate(wiring.Component):
                         m.d.sync += [opening.eq(0), self.o_open.eq(1)]
                     m.next = "PASS"
             with m.State("LOOK"):
-                with m.If(lookup.data.bit_select(page[:word_bits], 1)):
+                with m.If(closing | lookup.data.bit_select(page[:word_bits], 1)):
                     m.next = "LET"
                 with m.Elif(copy.o_ready):
                     m.d.comb += copy.i_start.eq(1)
