@@ -26,6 +26,7 @@ class CommitCounter(wiring.Component):
     i_block_done : a bit for each stream: its next block is written.
     o_committed : elements.
     o_whole : all elements are committed, and there is at least one.
+    o_waits : a written block is not in `o_committed` yet. If `cut`.
     i_clear : resets the count.
     """
 
@@ -51,6 +52,7 @@ class CommitCounter(wiring.Component):
                 **({"i_use": In(streams)} if optional else {}),
                 "o_committed": Out(count_width),
                 "o_whole": Out(1),
+                **({"o_waits": Out(1)} if cut else {}),
                 "i_clear": In(1),
             }
         )
@@ -67,8 +69,9 @@ class CommitCounter(wiring.Component):
         to = m.d.sync if self.cut else m.d.comb
 
         use = self.i_use if self.optional else Const((1 << self.streams) - 1, self.streams)
+        written = (Cat(blocks != 0 for blocks in ahead) | ~use).all() & use.any()
         m.d.comb += [
-            advance.eq((Cat(blocks != 0 for blocks in ahead) | ~use).all() & use.any() & settled),
+            advance.eq(written & settled),
             left.eq(self.i_count - self.o_committed),
         ]
         to += [
@@ -76,6 +79,8 @@ class CommitCounter(wiring.Component):
             self.o_whole.eq((left == 0) & (self.i_count != 0)),
             settled.eq(~advance if self.cut else 1),
         ]
+        if self.cut:
+            m.d.comb += self.o_waits.eq(written)
         for blocks, done, used in zip(ahead, self.i_block_done, use, strict=True):
             m.d.sync += blocks.eq(blocks + done - (advance & used))
         with m.If(advance):

@@ -189,7 +189,7 @@ class KernelCore(wiring.Component):
             wiring.connect(m, getattr(sequencer, f"o_{name}"), getattr(store, f"i_{name}"))
         self._connect_run(m, bank, control, check, commit)
         pairs = self._connect_reads(m, bank, control, load, memory)
-        self._connect_data(m, bank, control, load, store, sequencer, pairs)
+        self._connect_data(m, bank, control, load, store, sequencer, commit, pairs)
         m.d.comb += commit.i_block_done.eq(store.o_block_done)
         self._connect_gradients(m, bank, control, load, sequencer, pairs)
         self._connect_use(m, bank, check, load, store, sequencer, commit)
@@ -483,6 +483,7 @@ class KernelCore(wiring.Component):
         load: LoadPath,
         store: StorePath,
         sequencer: UnitSequencer,
+        commit: CommitCounter,
         pairs: PairLoad | None,
     ) -> None:
         lane_bits = exact_log2(self.config.lanes)
@@ -506,6 +507,8 @@ class KernelCore(wiring.Component):
         if pairs is not None:
             faults.append((self._paired(), pairs.o_fault))
             idle.append(pairs.o_idle)
+        if self.config.cut:
+            idle.append(~commit.o_waits)
         for counts, fault in reversed(faults):
             with m.If(counts & (fault.cause != 0)):
                 m.d.comb += control.i_fault.eq(fault)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nearstep_hw.updater import kernel_core
-from nearstep_sim.bench.axi_memory import DECERR, SLVERR, BurstError
+from nearstep_sim.bench.axi_memory import DECERR, SLVERR, BurstError, Stalls
 from nearstep_spec.updater.config import UpdateKernelConfig
 from nearstep_spec.updater.registers import (
     Compression,
@@ -322,6 +322,34 @@ def test_no_gradient_of_a_run_that_was_aborted_reaches_the_next_run(monkeypatch)
 
     bench.simulate(runs)
     assert launched[-1] == offered[-1]
+
+
+def test_a_run_that_is_stopped_has_committed_every_block_that_was_acknowledged():
+    """Also if the last responses come in consecutive cycles."""
+    config = UpdateKernelConfig(**SMALL, rules=("sgd",), technology="ecp5", windows=1)
+    bench = ShellBench(config)
+    committed = []
+
+    async def runs(bench):
+        for bursts in (1, 2, 3):
+            bench.disturb()
+            bench.memory.stalls = Stalls(b=1)
+            bench.memory.writes.clear()
+            await bench.go({"count.value": 5 * BLOCK})
+            while len(bench.memory.writes) < bursts:
+                await bench.cycle()
+            await bench.write("control", 1)
+            for _ in range(40):  # until all but the responses have come
+                await bench.cycle()
+            bench.memory.stalls = Stalls()
+            await bench.until_idle()
+            assert await bench.field("error.cause") == ErrorCause.ABORTED
+            committed.append(await bench.read("committed"))
+            assert committed[-1] == BLOCK * len(bench.memory.writes)
+            bench.checks += 1
+
+    bench.simulate(runs)
+    assert max(committed) >= 2 * BLOCK
 
 
 RICH = UpdateKernelConfig(
