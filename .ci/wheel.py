@@ -49,8 +49,9 @@ def libraries() -> Iterator[Library]:
             states = dict.fromkeys(rule.states, kept)
             if kept == DYNAMIC8:
                 states |= {each: "dynamic8u" for each in rule.states if each in NEVER_NEGATIVE}
-            # The second run of a step may have gradients of another dtype than the parameters.
-            for gradient in {own, *(FLOATS if optimizer.between is not None else ())}:
+            # Gradients that were divided by a scale are in fp32; those of the second run of a step
+            # may be of another dtype than the parameters, too.
+            for gradient in {own, "fp32", *(FLOATS if optimizer.between is not None else ())}:
                 formats = {**states, "p": own, "g": gradient}
                 columns = Columns.of(rule, formats, stochastic=stochastic)
                 yield rule_cpp.library_of_blocks(*on_blocks(rule, form.remainder, columns))

@@ -79,6 +79,8 @@ for case, (make, (own, kept, rounding)) in cases[:: int(sys.argv[1])]:
         continue
     for step in range(3):
         p.grad = (p.detach().float().sin() * (step + 1)).to(own)
+        if step == 2 and getattr(optimizer, "_step_supports_amp_scaling", False):
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(3.0), torch.tensor(0.0)
         optimizer.step()
     print(case, hashlib.sha256(p.detach().view(torch.uint8).numpy().tobytes()).hexdigest())
 """

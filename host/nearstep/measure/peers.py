@@ -150,12 +150,12 @@ def peer_results(
     for peer in peers:
         report(f"{peer.name}, {peer.dtype}")
         try:
-            module = importlib.import_module(peer.module)
-        except ImportError as error:
-            problem = f"not installed ({error}): pip install {peer.package}"
-            yield PeerResult(name=peer.name, dtype=peer.dtype, problem=problem)
-            continue
-        try:
+            try:
+                module = importlib.import_module(peer.module)
+            except ImportError as error:
+                problem = f"not installed ({error}): pip install {peer.package}"
+                yield PeerResult(name=peer.name, dtype=peer.dtype, problem=problem)
+                continue
             yield _measured(peer, module, sizes, steps)
         except Exception as error:  # of any kind: the code is another project's
             problem = f"does not run: {type(error).__name__}: {error}"
@@ -172,8 +172,8 @@ def _measured(peer: Peer, module: Any, sizes: Sequence[int], steps: int) -> Peer
     stored = sum(map(_nbytes, parameters)) + sum(
         _nbytes(value)
         for state in optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, Tensor) and value.numel() > 1
+        for key, value in state.items()
+        if isinstance(value, Tensor) and key != "step"
     )
     gradients = count * dtype.itemsize
     stream, streamed = _stream(sizes)

@@ -123,12 +123,14 @@ def _value(name: str, kind: Hyper, given: Mapping[str, Any]) -> Any:
         sequence = isinstance(value, Sequence) and not isinstance(value, str)
         if not sequence or len(value) != len(kind.default):
             raise ArgumentError(f"{wanted}, not {value!r}")
-        if not all(kind.holds(real(name, each)) for each in value):
+        numbers = tuple(real(name, each) for each in value)
+        if not all(map(kind.holds, numbers)):
             raise ArgumentError(f"{wanted}, not {value}")
-        return tuple(value)
+        return numbers
     if value is None:
         raise ArgumentError(f"{name} must be given")
-    if not kind.holds(real(name, value)):
+    number = real(name, value)
+    if not kind.holds(number):
         low = kind.expected.replace("at least 0", "not negative")
         raise ArgumentError(f"{name} must be {low}, not {value}")
-    return value
+    return number

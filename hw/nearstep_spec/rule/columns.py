@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 from nearstep_spec.blockwise import SIGNED
 from nearstep_spec.rule.rule import Rule
+from nearstep_spec.rule.scale import GRADIENT
 
 __all__ = ["HALVES", "Columns", "stream_of"]
 
@@ -62,5 +63,8 @@ class Columns(NamedTuple):
         return bool(self.streams) or any(form in SIGNED for _, form in self.formats)
 
     def uniform(self, rule: Rule) -> bool:
-        """Whether all arrays of a rule are of one format, and rounded to nearest."""
-        return not self.in_order and len(set(map(self.format_of, rule.arrays_in))) == 1
+        """Whether all arrays of a rule are of one format, and rounded to nearest; gradients may be
+        in fp32 as well, as those in 16 bits that were divided by a scale."""
+        others = {self.format_of(each) for each in rule.arrays_in if each != GRADIENT}
+        own = len(others) == 1 and self.format_of(GRADIENT) in {*others, "fp32"}
+        return own and not self.in_order

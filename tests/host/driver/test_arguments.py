@@ -25,6 +25,7 @@ from nearstep.errors import (
     UrlError,
 )
 from nearstep.updater import pairs
+from nearstep.updater.arguments import rule_arguments
 from nearstep.updater.rounding import Numbering
 from nearstep_spec.rule.rules import optimizer_named
 
@@ -481,3 +482,17 @@ def test_a_trace_that_cannot_be_is_refused_and_no_file_made(url, tmp_path):
     with pytest.raises(OptionError, match=said):
         nearstep.open(f"{url}&trace={tmp_path / 'waves.vcd'}")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
+def test_numbers_of_numpy_are_computed_with_in_binary64(kind) -> None:
+    """Scalars of rules are rounded once, whatever the hyper-parameters are numbers of."""
+    given = {"lr": kind(3e-4), "betas": (kind(0.9), kind(0.999)), "weight_decay": kind(0.1)}
+    plain = {k: tuple(map(float, v)) if k == "betas" else float(v) for k, v in given.items()}
+    for step in range(1, 200):
+        ours, theirs = (
+            rule_arguments(optimizer_named("adamw"), "default", step=step, **each).scalars
+            for each in (given, plain)
+        )
+        assert ours == theirs
+        assert all(type(value) is type(theirs[name]) for name, value in ours.items())

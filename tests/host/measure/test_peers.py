@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,17 +55,24 @@ def test_an_optimizer_with_other_bits_is_seen() -> None:
     assert 16 < (other.ulps - theirs.ulps) * sum(peers.CHECKED) < 256
 
 
-def test_a_peer_that_cannot_be_measured_is_a_row_that_says_why() -> None:
+def test_a_peer_that_cannot_be_measured_is_a_row_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nearstep_no_cuda.py").write_text("raise RuntimeError('CUDA_HOME is not set')")
+    monkeypatch.syspath_prepend(tmp_path)
+
     def broken(module: Any, parameters: Any, options: Any) -> Any:
         raise RuntimeError("needs another processor")
 
-    missing, failed = measured(
+    missing, stopped, failed = measured(
         Peer("a", "nearstep_no_such_module", "no-such-package", broken),
+        Peer("c", "nearstep_no_cuda", "no-cuda", broken),
         Peer("b", "torch", "torch", broken),
     )
     assert missing.problem is not None
     assert missing.problem.endswith(": pip install no-such-package")
     assert missing.problem.startswith("not installed (No module named ")
+    assert stopped.problem == "does not run: RuntimeError: CUDA_HOME is not set"
     assert failed.problem == "does not run: RuntimeError: needs another processor"
     assert missing.parameters_per_s is failed.parameters_per_s is None
 
