@@ -41,7 +41,7 @@ def command(
 ) -> None:
     """Compute the points of a grid that have no result, and print all results.
 
-    A result is a file named by the hash of its inputs: an interrupted sweep goes on.
+    A result is a file named by the hash of its inputs: an interrupted sweep is resumed.
     Exit status: 1 if points failed, 2 if the file is invalid.
     """
     check_outputs({"--output": output, "--picture": image})

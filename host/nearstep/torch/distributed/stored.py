@@ -103,7 +103,7 @@ class StorageOptimizer(torch.optim.Optimizer):
 
         Raises
         ------
-        RefusedError : a hyper-parameter cannot be. Nothing was stepped, and training can go on.
+        RefusedError : a hyper-parameter cannot be. No parameter was updated; training can continue.
         JobError : processes say other hyper-parameters, or one is gone.
         """
         loss = None
