@@ -188,6 +188,7 @@ class GenerationWriter(StorageWriter, AsyncStager):
 
     The state dict has the parameters of the optimizer's model, and its state, under the keys of
     `GenerationReader`, which reads the checkpoint by its name. Training goes on while it is kept.
+    Drives do not have parameters that were never trained (`requires_grad=False`): save these apart.
 
     A generation is that of all ranks between two steps, and cannot change once it is kept. So
     `torch.distributed.checkpoint.async_save` commits it before it returns, as its staging, and
@@ -245,11 +246,16 @@ class GenerationWriter(StorageWriter, AsyncStager):
 
     def _check(self, keys: Iterable[str]) -> None:
         """Check that the drives have all values."""
-        groups = self._optimizer.param_groups
-        known = {f"{self._model}.{n}" for group in groups for n in group.get("param_names", ())}
+        placed = self._optimizer.table.parameters
+        known = {
+            f"{self._model}.{name}"
+            for group in self._optimizer.param_groups
+            for name, p in zip(group.get("param_names", ()), group["params"], strict=False)
+            if p.requires_grad or p in placed
+        }
         for key in keys:
             if key not in known and not key.startswith(f"{self._optim}."):
-                expected = "be a parameter of an optimizer of model.named_parameters()"
+                expected = "be a trained parameter of an optimizer of model.named_parameters()"
                 raise StateError(key, expected, "a value that drives do not have")
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -273,7 +279,8 @@ class GenerationReader(StorageReader):
 
     A state dict has the model's parameters under `model`, and the optimizer's state, as
     `get_optimizer_state_dict` returns it, under `optim`. Parameters and state are read from the
-    drives into the tensors of the state dict: DTensors of any mesh, or plain tensors.
+    drives into the tensors of the state dict: DTensors of any mesh, or plain tensors. Parameters
+    that were never trained are not listed, as drives do not have them.
 
     Parameters
     ----------
@@ -449,6 +456,9 @@ class GenerationReader(StorageReader):
                 arrays.append(((self.optim, "state", name, MASTER), "p"))
             for path, array in arrays:
                 found = self._array(ranks, key, name, array)
+                owned = [chunk.arrays for chunk in found.chunks.values()]
+                if owned and not any(each.has(key, array) for each in owned):
+                    continue  # a frozen parameter that was never placed
                 add(self.arrays, path, found)
                 if found.eight is not None:
                     scales = self._array(ranks, key, name, array, is_scales=True)

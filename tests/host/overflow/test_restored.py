@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import CheckpointException
 
 import nearstep
 from nearstep.storage.store import Store
-from nearstep.torch.checkpoint import GenerationReader, load_generation
-from nearstep.torch.errors import HyperparameterError
+from nearstep.torch.checkpoint import GenerationReader, GenerationWriter, load_generation
+from nearstep.torch.errors import HyperparameterError, StateError
+from nearstep.torch.export import export_safetensors
 from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.settings import Overflow
 from nearstep_sim.models.drive import MemoryBlocks, after_cut, every_cut
@@ -136,3 +138,34 @@ def test_a_load_that_cannot_be_planned_leaves_the_drives_to_others(tmp_path) -> 
     kept = {"drives": [tmp_path], "memory": "1MiB", "resume": True}
     again = nearstep.optim.AdamW(model.named_parameters(), **kept)  # else DriveLockedError
     assert again.state[model.weight]["step"] == 1
+
+
+def test_a_checkpoint_has_no_frozen_parameters_and_loads_the_others(tmp_path: Path) -> None:
+    def made() -> nn.Sequential:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        model[0].requires_grad_(False)
+        return model
+
+    path, model = tmp_path / "a.drive", made()
+    with Store.create([path], drive_bytes=16 << 20, owner="m") as store:
+        optimizer = nearstep.optim.AdamW(
+            model.named_parameters(), device="golden:axdimm", drives=store, memory="100%"
+        )
+        model(torch.ones(2, 8)).square().mean().backward()
+        optimizer.step()
+        writer = GenerationWriter(optimizer, "best")
+        state = model.state_dict()
+        with pytest.raises((StateError, CheckpointException), match=r"model\.0\.weight"):
+            dcp.save({"model": state}, storage_writer=writer)
+        assert not store.kept
+        trained = {f"1.{name}": value for name, value in model[1].state_dict().items()}
+        dcp.save({"model": trained}, storage_writer=writer)
+        assert list(store.kept) == ["best"]
+    other = made()
+    found = {f"1.{name}": value for name, value in other[1].state_dict().items()}
+    dcp.load({"model": found}, storage_reader=GenerationReader([path], name="best"))
+    assert len(found) == 2
+    assert all(torch.equal(found[name], value) for name, value in trained.items())
+    model_file, _ = export_safetensors([path], tmp_path / "out")
+    assert b"1.weight" in model_file.read_bytes()
+    assert b"0.weight" not in model_file.read_bytes()
