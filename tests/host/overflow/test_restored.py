@@ -19,6 +19,8 @@ from nearstep.torch.checkpoint import GenerationReader, GenerationWriter, load_g
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.export import export_safetensors
 from nearstep.torch.homes.errors import ResumeError
+from nearstep.torch.homes.opening import has_step
+from nearstep.torch.homes.ranks import Ranks
 from nearstep.torch.settings import Overflow
 from nearstep_sim.models.drive import MemoryBlocks, after_cut, every_cut
 
@@ -169,3 +171,10 @@ def test_a_checkpoint_has_no_frozen_parameters_and_loads_the_others(tmp_path: Pa
     model_file, _ = export_safetensors([path], tmp_path / "out")
     assert b"1.weight" in model_file.read_bytes()
     assert b"0.weight" not in model_file.read_bytes()
+
+
+def test_drives_that_cannot_be_read_count_as_a_step_until_they_are_opened(tmp_path: Path) -> None:
+    path = tmp_path / "a.drive"
+    with Store.create([path], drive_bytes=16 << 20, owner="m"):
+        assert has_step([path], Ranks())  # locked: other ranks are told that there is one
+    assert path.exists()

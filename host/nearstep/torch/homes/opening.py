@@ -328,7 +328,8 @@ def has_step(drives: Drives, ranks: Ranks) -> bool:
         return True
     if not isinstance(drives, Store):
         places = list(map(Path, drives))
-        remove(places if own else places[::-1])
+        with ranks.together():
+            remove(places if own else places[::-1])
     return False
 
 
@@ -336,9 +337,11 @@ def _made(drives: Drives) -> Sequence[int] | None:
     """Return how far the last generation of drives is; None: they have none."""
     if isinstance(drives, Store):
         return list(Made.of(drives.meta, 0)[:2]) if drives.meta else None
-    if not any(map(os.path.lexists, drives)) or unfinished(drives):
+    if not any(map(os.path.lexists, drives)):
         return None
     try:
+        if unfinished(drives):
+            return None
         with Store.open(drives, owner=None, read_only=True) as store:
             return list(Made.of(store.meta, store.generation)[:2])
     except StorageError:
