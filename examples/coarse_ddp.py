@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping
@@ -129,6 +130,8 @@ def main(
         raise typer.BadParameter(f"--routing must be rank or measured, not {routing!r}")
     if dual and dual != "auto" and not dual.isdecimal():
         raise typer.BadParameter(f"--dual must be auto or a number of bytes, not {dual!r}")
+    if not re.fullmatch(r"(\d+:\d+)?", kill):
+        raise typer.BadParameter(f"--kill must be RANK:STEP, not {kill!r}")
     if resume and snapshots is None:
         raise typer.BadParameter("--resume needs --snapshots")
     if device:

@@ -259,14 +259,15 @@ def main(
         folder=folder.absolute(), steps=steps, size=size, batch=batch, context=context,
         backend=backend, seed=seed,
     )  # fmt: skip
-    if "RANK" in os.environ:
+    own = "RANK" in os.environ
+    for number in {int(os.environ["WORLD_SIZE"])} if own else {ranks, resume_with} - {0}:
+        if batch % number:
+            raise typer.BadParameter(f"--batch must be a multiple of {number}, not {batch}")
+    if own:
         print(train(task))
         return
     if folder.exists():
         raise typer.BadParameter(f"--folder must be a new folder, not {folder}")
-    for number in {ranks, resume_with} - {0}:
-        if batch % number:
-            raise typer.BadParameter(f"--batch must be a multiple of {number}, not {batch}")
     os.environ |= LOCAL
     logging.disable(logging.ERROR)  # of torchrun: a report of each kill
     try:

@@ -64,6 +64,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="steps (default: 3)")
     parser.add_argument("--folder", type=Path, help="where state is kept; default: a new folder")
     given = parser.parse_args()
+    if given.steps < 0:
+        parser.error(f"--steps must be at least 0, not {given.steps}")
     shm = Path("/dev/shm")
     folder = given.folder or Path(tempfile.mkdtemp(dir=shm if shm.is_dir() else None))
     generator = torch.Generator().manual_seed(1)

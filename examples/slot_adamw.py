@@ -19,6 +19,8 @@ from nearstep_sim.linux.train import numbers
 
 def main(url: str, count: int = 4112, steps: int = 10) -> None:
     """Train on the device named `url`."""
+    if min(count, steps) < 1:
+        raise SystemExit("PARAMETERS and STEPS must be at least 1")
     with nearstep.open(url) as card:
         print(card)
         arrays = {name: card.alloc(count) for name in "pgmv"}
@@ -40,4 +42,6 @@ def main(url: str, count: int = 4112, steps: int = 10) -> None:
 
 
 if __name__ == "__main__":
+    if not 2 <= len(sys.argv) <= 4:
+        raise SystemExit("usage: slot_adamw.py DEVICE [PARAMETERS [STEPS]]")
     main(sys.argv[1], *map(int, sys.argv[2:]))

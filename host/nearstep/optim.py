@@ -7,8 +7,8 @@
 
 Parameters (as fp32 masters), gradients and state are kept in device memory. A step sends the
 gradients, runs the kernel once for each range of neighbouring parameters with equal group and step
-count, and fetches the parameters. Without a device the processor updates the model's tensors in place, in
-their own format, of any size (`docs/training.md`).
+count, and fetches the parameters. Without a device the processor updates the model's tensors in
+place, in their own format, of any size (`docs/training.md`).
 
 Parameters and state are bit-identical to those of torch's optimizer with `fused=True` on a CPU, if
 
@@ -116,10 +116,10 @@ class Adam(DeviceOptimizer, optimizer="adam"):
     params, lr, betas, eps, weight_decay, amsgrad, maximize, decoupled_weight_decay : as in torch.
         Parameters are dense fp32, fp16 or bf16 tensors on the CPU or an accelerator.
     device : name of a device (see `nearstep.open`), which is opened here, and closed with the last
-        optimizer that uses it; or a device that the caller opened, and closes. None,
-        or `host:`: this machine's processor updates the tensors in place; `max_cycles`, `compression`, `max_grad_norm` and
-        `transfer_handler="naive"` are for devices only. A function: makes a custom home from
-        the layout of a parameter's state (`examples/shm_home.py`).
+        optimizer that uses it; or a device that the caller opened, and closes. None, or `host:`:
+        this machine's processor updates the tensors in place; `max_cycles`, `compression`,
+        `max_grad_norm` and `transfer_handler="naive"` are for devices only. A function: makes a
+        custom home from the layout of a parameter's state (`examples/shm_home.py`).
     max_cycles : bound on each run of the kernel, in device cycles, or None.
     compression : fraction of the elements of each gradient to send, those of largest magnitude
         (see `nearstep.torch.topk`): above 0, at most 1. None sends all.

@@ -179,6 +179,14 @@ def test_a_module_beside_the_file_is_found_and_a_killed_process_is_a_reason(
     assert f"{len(missing)} points failed" in output
 
 
+@pytest.mark.parametrize("options", [[], ["--only", "x"], ["-p", "x.png"]], ids=" ".join)
+def test_a_point_that_fails_alone_is_the_reason_whatever_is_asked_of_the_table(options, tmp_path):
+    (tmp_path / "fails_at_two.py").write_text("def f(*, of):\n    raise ValueError('too odd')\n")
+    path = grid(tmp_path, 'run = "fails_at_two:f"\n[axes]\nof = [2]\n')
+    code, output = run(path, "--folder", tmp_path / "r", *options)
+    assert (code, "too odd" in output) == (1, True), output
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -47,7 +47,7 @@ def command(
         Path, typer.Option(help="Folder of the benches' results; rows name the bench.")
     ] = FOLDER,
 ) -> None:
-    """Figures 3, 9 to 15 and 17 and Tables I, III, IV and Tables I, III, IV of Smart-Infinity beside nearstep's."""
+    """Figures 3, 9 to 15 and 17 and Tables I, III, IV of Smart-Infinity beside nearstep's."""
     parts = chosen(only, smart_infinity.PARTS, "--only")
     outputs = Outputs(as_json, as_csv, output, bars)
     outputs.check(picture=image)

@@ -85,7 +85,7 @@ def export(
         typer.Option("--output", "-o", help="Folder of the two files.", show_default=False),
     ],
     name: Annotated[
-        str, typer.Option(help="Name of a kept generation; default: the last generation of all ranks.")
+        str, typer.Option(help="Name of a kept generation; default: the last one of all ranks.")
     ] = "",
 ) -> None:
     """Write a generation to model.safetensors and optimizer.safetensors.

@@ -64,6 +64,8 @@ def command(
             except SweepError as error:  # raised after the results of the others are printed
                 failed = error
         found = sweep.results(place)
+        if failed is not None and not found:
+            raise failed
         if as_json:
             print_json([{**point, **result} for point, result in found])
         names = _names(found, only)

@@ -1,5 +1,6 @@
 """`torch.distributed` with COARSE's memory devices: `init_process_group("coarse")`.
 
+    import torch
     import nearstep.torch.distributed
     torch.distributed.init_process_group("coarse")
 
