@@ -118,6 +118,7 @@ struct Sum {
 };
 
 void sum_range(const Sum& sum, std::size_t first, std::size_t last) {
+    const nearstep::golden::DefaultEnvironment environment;
     alignas(nearstep::line_bytes) float sums[block];
     const std::size_t whole = sum.elements - sum.elements % (sum.members * sum.entry);
     for (std::size_t at = first; at < last;) {

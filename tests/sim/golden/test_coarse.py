@@ -193,6 +193,16 @@ def test_native_sums_are_those_of_the_model_in_any_range(operation) -> None:
     assert checks == 7 * 2 * (4 * 5 + 2 + 3 + 4 + 7)
 
 
+def test_native_sums_keep_subnormals_whatever_the_caller_does_with_them() -> None:
+    data = np.full((3, 17), 3, np.uint32).view(np.float32)
+    try:
+        assert torch.set_flush_denormal(True)
+        got = _sum_natively(data, False, None, 1, 0, 17)
+    finally:
+        torch.set_flush_denormal(False)
+    assert got.view(np.uint32).tolist() == [9] * 17
+
+
 @pytest.mark.parametrize(
     ("change", "names"),
     [
