@@ -56,6 +56,8 @@ def main(
     rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if batch % workers:
         raise typer.BadParameter(f"--batch must be a multiple of {workers}, not {batch}")
+    if begin and (snapshots is None or not generations(snapshots)):
+        raise typer.BadParameter(f"--begin {begin} needs a snapshot to go on from")
     dist.init_process_group("gloo")
     model = Gpt(sized(size, context=context))
     try:

@@ -28,10 +28,9 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import nearstep
-from nearstep.errors import ArgumentError
+from nearstep.errors import NearstepError
 from nearstep.torch.offload import Engine
 from nearstep.torch.offload.engine import Policy
-from nearstep.torch.offload.errors import BudgetError
 
 TIMEOUT = timedelta(seconds=120)
 """Of the longest wait of a worker for the others."""
@@ -63,7 +62,7 @@ def main(
     ] = "60%",
     policy: Annotated[str, typer.Option(help=", ".join(get_args(Policy)) + ".")] = "memferry",
     device: Annotated[str, typer.Option(help="Of each worker.")] = "golden:axdimm",
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and batches.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Of weights and batches.")] = 1,
 ) -> None:
     """Train a small GPT with several workers, its parameters on the device of each."""
     for name, value, known in (("size", size, SIZES), ("policy", policy, get_args(Policy))):
@@ -101,6 +100,8 @@ def work(rank: int, options: Options, store: str) -> None:
     )
     try:
         train(rank, options)
+    except (NearstepError, ValueError) as error:
+        raise SystemExit(f"worker {rank}: {error}") from error
     finally:
         dist.destroy_process_group()
 
@@ -115,16 +116,13 @@ def train(rank: int, options: Options) -> None:
     with nearstep.open(options.device) as own, nearstep.open(options.device) as other:
         ours, optimizer = made(options, own)
         theirs, baseline = made(options, other)
-        try:
-            engine = nearstep.offload(
-                ours,
-                optimizer,
-                budget=options.budget,
-                policy=options.policy,
-                profile=machine(options.policy),
-            )
-        except (ArgumentError, BudgetError) as error:
-            raise SystemExit(f"worker {rank}: {error}") from error
+        engine = nearstep.offload(
+            ours,
+            optimizer,
+            budget=options.budget,
+            policy=options.policy,
+            profile=machine(options.policy),
+        )
         losses = []
         for _ in range(options.steps):
             tokens = batches.draw()[share]
