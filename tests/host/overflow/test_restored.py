@@ -18,10 +18,9 @@ from nearstep.storage.store import Store
 from nearstep.torch.checkpoint import GenerationReader, GenerationWriter, load_generation
 from nearstep.torch.errors import HyperparameterError, StateError
 from nearstep.torch.export import export_safetensors
-from nearstep.torch.homes.errors import RanksDifferError, ResumeError
+from nearstep.torch.homes.errors import ResumeError
 from nearstep.torch.homes.opening import has_step
 from nearstep.torch.homes.ranks import Ranks
-from nearstep.torch.homes.resume import agree
 from nearstep.torch.settings import Overflow
 from nearstep_sim.models.drive import MemoryBlocks, after_cut, every_cut
 
@@ -179,16 +178,3 @@ def test_drives_that_cannot_be_read_count_as_a_step_until_they_are_opened(tmp_pa
     with Store.create([path], drive_bytes=16 << 20, owner="m"):
         assert has_step([path], Ranks())  # locked: other ranks are told that there is one
     assert path.exists()
-
-
-def test_drives_that_were_just_made_share_no_step_with_those_of_another_run() -> None:
-    mine: dict[int, dict[str, Any]] = {0: {}, 1: {"made": [1, 0, "a"]}}
-    exchanged: list[Any] = []
-
-    def exchange(own: Any) -> dict[int, Any]:
-        exchanged.append(own)
-        return {0: own, 1: [[1, [1, 0, "b"]], [0, [0, 0, ""]]][: len(own)]}
-
-    with pytest.raises(RanksDifferError):
-        agree(mine, 1, common=True, exchange=exchange)
-    assert exchanged == [[(1, (1, 0, "a"))]]

@@ -230,8 +230,8 @@ def agree(
     ------
     RanksDifferError : the last steps differ, or no step is `common`; or a process does not resume.
     """
-    own = {number: Made.of(meta, number) for number, meta in generations.items() if meta}
-    said = exchange(sorted(own.items(), key=lambda each: each[0] != last))
+    own = {number: Made.of(meta, number) for number, meta in generations.items()}
+    said = exchange(list({last: own[last], **own}.items()))
     ranks = {
         rank: {number: Made(*made) for number, made in each or ()} for rank, each in said.items()
     }
