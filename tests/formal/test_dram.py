@@ -181,15 +181,16 @@ class RefreshProperties(Component):
     DRAIN = 4
     SLACK = 0  # refreshes beyond those postponed, in the time that another rank has the pins
 
-    def __init__(self, *, flaw: int = 0) -> None:
+    def __init__(self, *, flaw: int = 0, postponed: int = 2) -> None:
         self.flaw = flaw  # clocks by which tZQCS is too short
+        self.postponed = postponed  # by the manager; 2 are right
         super().__init__({name: In(1) for name in self.inputs()})
 
     def inputs(self) -> tuple[str, ...]:
         return ("i_enable", "i_busy", "i_clear", "i_calibrate")
 
     def manager(self, m: Module, timing: FabricTiming) -> RefreshManager:
-        return RefreshManager(timing, postponed=2, idle_cycles=3)
+        return RefreshManager(timing, postponed=self.postponed, idle_cycles=3)
 
     def calibrations(self, refresh: RefreshManager) -> list[object]:
         return [Assert(~refresh.o_calibrate | (refresh.o_debt == 0))]
@@ -258,7 +259,7 @@ class SharedRefreshProperties(RefreshProperties):
         return (*super().inputs(), "i_free", "i_inside", "i_pins", "i_others")
 
     def manager(self, m: Module, timing: FabricTiming) -> RefreshManager:
-        refresh = RefreshManager(timing, postponed=2, idle_cycles=3, shared=True)
+        refresh = RefreshManager(timing, postponed=self.postponed, idle_cycles=3, shared=True)
         taken = Signal()  # in the cycle before
         m.d.sync += taken.eq(~self.i_pins)
         gives = refresh.o_precharge | refresh.o_refresh | refresh.o_calibrate
@@ -539,25 +540,28 @@ class OverfullUse(UseProperties):
         return BankUse(banks=self.BANKS, beats=1)
 
 
+REFRESH_DEPTH = 56
+"""Cycles of more than three intervals, after which a refresh too many is due without refreshes."""
+
 CASES = (
     ("dram_hold", HoldProperties, "prove", 20),
     ("dram_bank_use", UseProperties, "bmc", 9),
     ("dram_arbiter", ArbiterProperties, "bmc", 12),
-    ("dram_refresh", RefreshProperties, "bmc", 36),
+    ("dram_refresh", RefreshProperties, "bmc", REFRESH_DEPTH),
     ("dram_read_return", ReturnProperties, "bmc", 9),
     ("dram_write_supply", SupplyProperties, "bmc", 8),
     ("dram_scheduler", SchedulerProperties, "bmc", 9),
     ("dram_scheduler_ranks", RankProperties, "bmc", 9),
-    ("dram_refresh_ranks", SharedRefreshProperties, "bmc", 36),
+    ("dram_refresh_ranks", SharedRefreshProperties, "bmc", REFRESH_DEPTH),
 )
 COVERS = (
     ("dram_bank_use", UseProperties, 10),
-    ("dram_refresh", RefreshProperties, 40),
+    ("dram_refresh", RefreshProperties, REFRESH_DEPTH),
     ("dram_read_return", ReturnProperties, 14),
     ("dram_write_supply", SupplyProperties, 20),
     ("dram_scheduler", SchedulerProperties, 16),
     ("dram_scheduler_ranks", RankProperties, 24),
-    ("dram_refresh_ranks", SharedRefreshProperties, 40),
+    ("dram_refresh_ranks", SharedRefreshProperties, REFRESH_DEPTH),
 )
 
 
@@ -583,3 +587,8 @@ def test_ranks_whose_data_follow_too_closely_are_found() -> None:
 
 def test_a_calibration_that_is_cut_short_is_found() -> None:
     refuted(RefreshProperties(flaw=4), "dram_refresh_short", 30)
+
+
+@pytest.mark.parametrize("properties", [RefreshProperties, SharedRefreshProperties])
+def test_a_refresh_that_is_postponed_too_long_is_found(properties) -> None:
+    refuted(properties(postponed=3), "dram_refresh_late", REFRESH_DEPTH)
