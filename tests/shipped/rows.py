@@ -158,6 +158,17 @@ def _test_problem(test: str, mark: str = "") -> str:
     return ""
 
 
+def _cover_problem(test: str) -> str:
+    """Why a test proves nothing: it asks alone that cases are reached; nothing otherwise."""
+    file, _, function = test.partition("::")
+    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and node.name == function.rpartition("::")[2]:
+            words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+            if "cover" in words and not words & {"bmc", "prove"}:
+                return f"{test} proves nothing: it reaches cases"
+    return ""
+
+
 def anchor(title: str) -> str:
     """Of a heading, in links to it."""
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
@@ -306,6 +317,7 @@ def _cell_problems(top: Top, cell: str) -> Iterator[str]:
             else _test_problem(
                 entry["test"], {"cocotb": "cocotb", "proofs": "formal"}.get(cell, "")
             )
+            or (_cover_problem(entry["test"]) if cell == "proofs" else "")
         ):
             yield problem
 

@@ -84,6 +84,7 @@ def test_a_whole_row_has_no_problem() -> None:
 
 
 BENCH, FILE = "tests/hw/coarse/test_device.py", "tests/formal/test_serial.py"
+COVER = "tests/formal/test_dram.py::test_interesting_cases_are_reached"
 WRONG: dict[str, tuple[Callable[[Top], Top], str]] = {
     "no proofs": (lambda top: replace(top, proofs=[]), "proofs: is empty"),
     "no faults and no reason": (lambda top: replace(top, none={}), "faults: is empty"),
@@ -128,6 +129,10 @@ WRONG: dict[str, tuple[Callable[[Top], Top], str]] = {
     "a proof that is no proof": (
         lambda top: replace(top, proofs=[{"test": f"{BENCH}::test_other_shapes", "of": "x"}]),
         "has no mark 'formal'",
+    ),
+    "a proof that only reaches cases": (
+        lambda top: replace(top, proofs=[{"test": COVER, "of": "x"}]),
+        "proves nothing: it reaches cases",
     ),
     "a bench that is no bench": (
         lambda top: replace(top, cocotb=[{**top.proofs[0], "of": "as shipped"}]),
