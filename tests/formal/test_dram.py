@@ -318,12 +318,13 @@ class ReturnProperties(Component):
 class SupplyProperties(Component):
     """The PHY gets the data of every command, in order, if a burst enters only when it is whole.
 
-    Followed for the `i_index`th beat; bursts have two.
+    Followed for the `i_index`th beat; bursts have two. Of the beat `wrong` other data are expected.
     """
 
     PLACES = 4
 
-    def __init__(self) -> None:
+    def __init__(self, wrong: int | None = None) -> None:
+        self.wrong = wrong
         super().__init__(
             {
                 "i_valid": In(1),
@@ -349,7 +350,7 @@ class SupplyProperties(Component):
             supply.i_issue.eq(self.i_issue),
             Assume(~self.i_enter | supply.o_whole),
             Assume(~self.i_issue | (entered != 0)),
-            Cover(supply.o_enable & (sent == 5)),
+            Cover(supply.o_enable & (sent == SUPPLIED - 1)),
         ]
         m.d.sync += [
             arrived.eq(arrived + put),
@@ -357,7 +358,8 @@ class SupplyProperties(Component):
             sent.eq(sent + supply.o_enable),
         ]
         with m.If(put & (arrived == self.i_index)):
-            m.d.sync += item.eq(self.i_data)
+            wrong = 0 if self.wrong is None else self.i_index == self.wrong
+            m.d.sync += item.eq(self.i_data ^ wrong)
         with m.If(supply.o_enable & (sent == self.i_index)):
             m.d.comb += [Assert(supply.o_data == item), Assert((~supply.o_mask)[:8] == item)]
         return m
@@ -540,6 +542,10 @@ class OverfullUse(UseProperties):
         return BankUse(banks=self.BANKS, beats=1)
 
 
+SUPPLIED = 4
+"""Beats that a supply outputs within `SUPPLY_DEPTH` cycles at most, two bursts of two."""
+SUPPLY_DEPTH = 12
+
 REFRESH_DEPTH = 56
 """Cycles of more than three intervals, after which a refresh too many is due without refreshes."""
 
@@ -549,7 +555,7 @@ CASES = (
     ("dram_arbiter", ArbiterProperties, "bmc", 12),
     ("dram_refresh", RefreshProperties, "bmc", REFRESH_DEPTH),
     ("dram_read_return", ReturnProperties, "bmc", 9),
-    ("dram_write_supply", SupplyProperties, "bmc", 8),
+    ("dram_write_supply", SupplyProperties, "bmc", SUPPLY_DEPTH),
     ("dram_scheduler", SchedulerProperties, "bmc", 9),
     ("dram_scheduler_ranks", RankProperties, "bmc", 9),
     ("dram_refresh_ranks", SharedRefreshProperties, "bmc", REFRESH_DEPTH),
@@ -558,7 +564,7 @@ COVERS = (
     ("dram_bank_use", UseProperties, 10),
     ("dram_refresh", RefreshProperties, REFRESH_DEPTH),
     ("dram_read_return", ReturnProperties, 14),
-    ("dram_write_supply", SupplyProperties, 20),
+    ("dram_write_supply", SupplyProperties, SUPPLY_DEPTH),
     ("dram_scheduler", SchedulerProperties, 16),
     ("dram_scheduler_ranks", RankProperties, 24),
     ("dram_refresh_ranks", SharedRefreshProperties, REFRESH_DEPTH),
@@ -592,3 +598,8 @@ def test_a_calibration_that_is_cut_short_is_found() -> None:
 @pytest.mark.parametrize("properties", [RefreshProperties, SharedRefreshProperties])
 def test_a_refresh_that_is_postponed_too_long_is_found(properties) -> None:
     refuted(properties(postponed=3), "dram_refresh_late", REFRESH_DEPTH)
+
+
+@pytest.mark.parametrize("beat", [1, SUPPLIED - 1])
+def test_other_data_of_a_beat_are_found(beat) -> None:
+    refuted(SupplyProperties(wrong=beat), "dram_write_supply_wrong", SUPPLY_DEPTH)
