@@ -469,7 +469,8 @@ def from_deepspeed(
     world_size : number of processes; None: that of `torch.distributed`.
     clipping : `host` clips as `torch.nn.utils.clip_grad_norm_` does, on every device; `device` is
         `max_grad_norm` of the optimizer.
-    **on : arguments of the optimizer besides torch's, as in `Adam`. `memory` and `drives` override
+    **on : arguments of the optimizer besides torch's, as in `Adam`; `device` is required, None is
+        this machine's processor. `memory` and `drives` override
         `sub_group_size` and `nvme_path`; `resume` resumes from the drives.
 
     Raises

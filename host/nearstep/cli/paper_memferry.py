@@ -1,4 +1,4 @@
-"""`nearstep paper memferry`: section V, with the effect of each assumption."""
+"""`nearstep paper memferry`: sections I, III and V, with the effect of each assumption."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(
         bool, typer.Option("--rows/--no-rows", help="All printed figures; takes a minute.")
     ] = True,
 ) -> None:
-    """Section V of MemFerry beside modelled figures."""
+    """Sections I, III and V of MemFerry beside modelled figures."""
     names = chosen(models, memferry.MODELS_OF_FIGURE_9, "--models")
     outputs = Outputs(as_json, as_csv, output, bars)
     outputs.check()

@@ -247,7 +247,8 @@ class Engine:
         compressed gradients only the pairs are kept, which the next step sends.
 
         Existing graphs remain usable. If backward has updated parameters since the last `step()`,
-        the optimizer refuses steps until a checkpoint is loaded. Further calls do nothing.
+        the optimizer refuses steps until a checkpoint is loaded; with drives the updates are rolled
+        back. Further calls do nothing.
 
         Raises
         ------
