@@ -58,6 +58,9 @@ SHORT = replace(
     calibration_interval=64,
 )
 
+# Of the scheduler every distance is one that a bank can wait for, and refreshes are due early.
+SCHEDULED = replace(SHORT, t_ras=21, t_rc=28, t_wr=5, t_rtp=7, t_refi=32)
+
 
 HOLD_DISTANCES = {"near": 2, "far": 5}
 
@@ -368,14 +371,15 @@ class SupplyProperties(Component):
 class SchedulerProperties(Component):
     """On the pins: the beats in order, each in its row, and a bank's commands in turn and in time.
 
-    The `i_index`th beat and the bank `i_bank`, of either rank, are any.
+    The `i_index`th beat and the bank `i_bank`, of either rank, are any. Of the distances some may
+    be `shorter` than they should be.
     """
 
     ranks = 1
-    built = FabricTiming(SHORT)
+    lookahead = 2
 
-    def __init__(self, lookahead: int = 4) -> None:
-        self.lookahead = lookahead
+    def __init__(self, **shorter: int) -> None:
+        self.built = type("Built", (FabricTiming,), shorter)(SCHEDULED)
         self.geometry = SmallGeometry(ranks=self.ranks)
         super().__init__(
             {
@@ -384,6 +388,8 @@ class SchedulerProperties(Component):
                 "i_space": In(1),
                 "i_ahead": In(self.ranks),
                 "i_waiting": In(self.ranks),
+                "i_debt": In(self.ranks),
+                "i_calibrate": In(self.ranks),
                 "i_index": In(3),
                 "i_bank": In(range(self.geometry.all_banks)),
             }
@@ -391,7 +397,7 @@ class SchedulerProperties(Component):
 
     def elaborate(self, platform: object) -> Module:
         m = Module()
-        timing = FabricTiming(SHORT)
+        timing = FabricTiming(SCHEDULED)
         m.submodules.scheduler = scheduler = CommandScheduler(
             self.built,
             self.geometry,
@@ -405,7 +411,11 @@ class SchedulerProperties(Component):
             scheduler.i_enable.eq(self.i_enable),
             scheduler.i_space.eq(self.i_space),
             scheduler.i_waiting.eq(0 if self.ranks == 1 else self.i_waiting),
+            scheduler.i_calibrate.eq(self.i_calibrate),
         ]
+        width = len(scheduler.i_debt) // self.ranks
+        for rank in range(self.ranks):
+            m.d.comb += scheduler.i_debt.word_select(rank, width).eq(self.i_debt[rank])
         if self.ranks > 1:
             m.d.comb += scheduler.i_ahead.eq(self.i_ahead)
         held(m, self.i_index, self.i_bank)
@@ -423,14 +433,24 @@ class SchedulerProperties(Component):
             return selected(pins) & (pins.ba[0] == bank[0]) & (pins.bg[0] == bank[1])
 
         columns = ~column.cs_n.all()
-        refreshes = selected(row) & row.act_n
+        reads = (column.address & encode(Command.RD).address) == encode(Command.RD).address
+        refreshes = selected(row) & row.act_n & (row.address == encode(Command.REF).address)
+        calibrates = selected(row) & row.act_n & ~refreshes
         activates = ~row.act_n & here(row)
         everything = (precharge.address & ALL_BANKS) != 0
         precharges = selected(precharge) & (everything | here(precharge))
 
         is_open, open_row = Signal(), Signal(2)
-        since = {name: Signal(4, init=15, name=f"since_{name}") for name in ("act", "pre", "col")}
-        events = {"act": activates, "pre": precharges, "col": columns & here(column)}
+        refreshed = Signal()  # or calibrated
+        events = {
+            "act": activates,
+            "pre": precharges,
+            "read": columns & here(column) & reads,
+            "write": columns & here(column) & ~reads,
+            "ref": refreshes,
+            "zq": calibrates,
+        }
+        since = {name: Signal(4, init=15, name=f"since_{name}") for name in events}
         for name, event in events.items():
             with m.If(event):
                 m.d.sync += since[name].eq(1)
@@ -439,18 +459,25 @@ class SchedulerProperties(Component):
         with m.If(activates):
             m.d.sync += [is_open.eq(1), open_row.eq(row.address)]
             m.d.comb += [Assert(~is_open), Assert(since["pre"] >= timing.precharge_to_activate)]
-        with m.If(events["col"]):
+        at_bank = events["read"] | events["write"]
+        with m.If(at_bank):
             m.d.comb += [Assert(is_open), Assert(since["act"] >= timing.activate_to_column)]
         with m.If(precharges):
             m.d.sync += is_open.eq(0)
             with m.If(is_open):
                 m.d.comb += [
                     Assert(since["act"] >= timing.activate_to_precharge),
-                    Assert(since["col"] >= timing.read_to_precharge),
+                    Assert(since["read"] >= timing.read_to_precharge),
+                    Assert(since["write"] >= timing.write_to_precharge),
                 ]
-        with m.If(refreshes):
+        with m.If(refreshes | calibrates):
+            m.d.sync += refreshed.eq(1)
             m.d.comb += [Assert(~is_open), Assert(since["pre"] >= timing.precharge_to_refresh)]
-            m.d.comb += Assert(row.address == encode(Command.REF).address)
+        with m.If(refreshes | calibrates | activates):
+            m.d.comb += Assert(since["ref"] >= timing.refresh_cycle)
+            m.d.comb += Assert(since["zq"] >= timing.calibration)
+        with m.If(calibrates):
+            m.d.comb += Assert(row.address == encode(Command.ZQCS).address)
 
         # The beat that is followed, from its entry to its command.
         entered, given = Signal(4), Signal(4)
@@ -468,8 +495,10 @@ class SchedulerProperties(Component):
             Assert(given <= entered),
             Assert((~columns) | (entered != 0)),
             Assert(Mux(scheduler.o_idle, ~is_open, 1)),
-            # Two rows of one bank, and a channel that was handed back after work.
-            Cover(events["col"] & (since["pre"] < 15) & (given == 1)),
+            # Two rows of one bank, a refresh of a bank that was open, and a channel that
+            # was handed back after work.
+            Cover(at_bank & (since["pre"] < 15) & (given == 1) & ~refreshed),
+            Cover(refreshes & (since["act"] < 15)),
             Cover(scheduler.o_idle & (given == 2)),
         ]
         for phase in range(PHASES):
@@ -481,7 +510,7 @@ class SchedulerProperties(Component):
 
     def _check_ranks(self, m, column, row, precharge) -> None:
         """No command is for both ranks, and the data of two ranks are apart."""
-        timing = FabricTiming(SHORT)
+        timing = FabricTiming(SCHEDULED)
         for pins in (column, row, precharge):
             m.d.comb += Assert(pins.cs_n != 0)
         for number in range(self.ranks):
@@ -514,23 +543,17 @@ class SchedulerProperties(Component):
         return ~column.cs_n.all() & (last != 3) & (last != column.cs_n)
 
 
+class AheadProperties(SchedulerProperties):
+    """The same with more beats inside."""
+
+    lookahead = 4
+
+
 class RankProperties(SchedulerProperties):
     """The same with two ranks, whatever the scheduler is told of the bursts to come."""
 
     ranks = 2
-
-
-class HastyRanks(RankProperties):
-    """A rank whose data follow those of the other at once: the proof has to fail."""
-
-    @property
-    def built(self) -> FabricTiming:
-        return HastyTiming(SHORT)
-
-
-class HastyTiming(FabricTiming):
-    column_to_column_other_rank = 1
-    read_to_write_other_rank = 1
+    lookahead = 4
 
 
 class OverfullUse(UseProperties):
@@ -546,6 +569,22 @@ SUPPLIED = 4
 """Beats that a supply outputs within `SUPPLY_DEPTH` cycles at most, two bursts of two."""
 SUPPLY_DEPTH = 12
 
+HASTY = {
+    "activate_to_column": (SchedulerProperties, 1),
+    "activate_to_precharge": (SchedulerProperties, 4),
+    "read_to_precharge": (SchedulerProperties, 1),
+    "write_to_precharge": (SchedulerProperties, 2),
+    "precharge_to_activate": (SchedulerProperties, 1),
+    "precharge_to_refresh": (SchedulerProperties, 1),
+    "refresh_cycle": (SchedulerProperties, 2),
+    "calibration": (SchedulerProperties, 4),
+    "column_to_column_other_rank": (RankProperties, 1),
+    "read_to_write_other_rank": (RankProperties, 1),
+}
+"""Distances with which a scheduler is wrong, in cycles; the proof of each has to fail."""
+
+SCHEDULER_DEPTH = 12
+
 REFRESH_DEPTH = 56
 """Cycles of more than three intervals, after which a refresh too many is due without refreshes."""
 
@@ -556,7 +595,8 @@ CASES = (
     ("dram_refresh", RefreshProperties, "bmc", REFRESH_DEPTH),
     ("dram_read_return", ReturnProperties, "bmc", 9),
     ("dram_write_supply", SupplyProperties, "bmc", SUPPLY_DEPTH),
-    ("dram_scheduler", SchedulerProperties, "bmc", 9),
+    ("dram_scheduler", SchedulerProperties, "bmc", SCHEDULER_DEPTH),
+    ("dram_scheduler_ahead", AheadProperties, "bmc", 9),
     ("dram_scheduler_ranks", RankProperties, "bmc", 9),
     ("dram_refresh_ranks", SharedRefreshProperties, "bmc", REFRESH_DEPTH),
 )
@@ -587,8 +627,10 @@ def test_a_bank_use_that_is_too_small_is_found() -> None:
     refuted(OverfullUse(), "dram_bank_use_overfull", 9)
 
 
-def test_ranks_whose_data_follow_too_closely_are_found() -> None:
-    refuted(HastyRanks(), "dram_scheduler_hasty", 9)
+@pytest.mark.parametrize("distance", HASTY)
+def test_a_distance_that_is_too_short_is_found(distance) -> None:
+    properties, cycles = HASTY[distance]
+    refuted(properties(**{distance: cycles}), "dram_scheduler_hasty", SCHEDULER_DEPTH)
 
 
 def test_a_calibration_that_is_cut_short_is_found() -> None:
