@@ -90,7 +90,7 @@ cast(Any, command).context_settings = {"allow_extra_args": True, "ignore_unknown
 def _make(config: Config, folder: Path, seeds: Sequence[int], jobs: int) -> None:
     # Amaranth and matplotlib are loaded when they are needed.
     from nearstep_hw.boards.plan import plan
-    from nearstep_sim.bitstream.errors import BitstreamError
+    from nearstep_sim.bitstream.errors import BitstreamError, TimingError
     from nearstep_sim.bitstream.flow import build
 
     console = Console()
@@ -114,7 +114,7 @@ def _make(config: Config, folder: Path, seeds: Sequence[int], jobs: int) -> None
         except BitstreamError as error:
             failure = error
     text = folder / "summary.md"
-    if text.exists():
+    if text.exists() and (failure is None or isinstance(failure, TimingError)):  # of this run
         summary = text.read_text(encoding="utf-8")
         if console.is_terminal:
             console.print(Markdown(summary))

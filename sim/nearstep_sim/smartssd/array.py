@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nearstep.backends.base import Completion, Poll, TakeLargest
 from nearstep.backends.emulated import EmulatedBackend, Injection
 from nearstep.backends.peer import PeerBackend, PeerTraffic
-from nearstep.errors import NearstepError, WaitTimeoutError
+from nearstep.errors import NearstepError, OutOfBoundsError, WaitTimeoutError
 from nearstep.threads import at_once
 from nearstep.work.clock import QUANTUM_CYCLES
 from nearstep_sim.smartssd.bar import BarBackend, BarTraffic
@@ -78,12 +78,12 @@ class CardArray(EmulatedBackend, PeerBackend):
         return PeerTraffic(**_sums([card.peer_traffic for card in self.cards]))
 
     def read_register(self, address: int) -> int:
-        number, local = divmod(address, self.config.card.register_bytes)
+        number, local = self._register(address)
         with self._on(number) as card:
             return card.read_register(local)
 
     def write_register(self, address: int, value: int) -> None:
-        number, local = divmod(address, self.config.card.register_bytes)
+        number, local = self._register(address)
         with self._on(number) as card:
             card.write_register(local, value)
 
@@ -289,12 +289,21 @@ class CardArray(EmulatedBackend, PeerBackend):
             card.heal()
 
     def _card(self, address: int) -> tuple[int, int]:
-        return divmod(address, self.config.card.memory_bytes)
+        return self._split("memory", address, self.config.card.memory_bytes)
+
+    def _register(self, address: int) -> tuple[int, int]:
+        return self._split("register", address, self.config.card.register_bytes)
+
+    def _split(self, what: str, address: int, nbytes: int) -> tuple[int, int]:
+        """Return the card that has an address, and the address in that card."""
+        if not 0 <= address < len(self.cards) * nbytes:
+            raise OutOfBoundsError(what, address, address + 1, len(self.cards) * nbytes)
+        return divmod(address, nbytes)
 
     def _by_card(self, polls: Sequence[Poll]) -> list[list[Poll]]:
         own: list[list[Poll]] = [[] for _ in self.cards]
         for poll in polls:
-            number, local = divmod(poll.address, self.config.card.register_bytes)
+            number, local = self._register(poll.address)
             own[number].append(replace(poll, address=local))
         return own
 

@@ -124,11 +124,13 @@ class Model:
 
 @cache
 def cpu_name() -> str:
-    """Return model and flags of this CPU, if known to the system."""
+    """Return model and flags of this CPU, if known to the system; on Arm parts and features."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         rows = info.read_text().splitlines()
-        return " ".join(next((r for r in rows if r.startswith(k)), "") for k in ("model", "flags"))
+        firsts = (next((r for r in rows if r.startswith(k)), "") for k in ("model", "flags"))
+        arm = dict.fromkeys(r for r in rows if r.startswith(("Features", "CPU ")))
+        return " ".join([*firsts, *arm])
     return f"{platform.machine()} {platform.processor()}"
 
 

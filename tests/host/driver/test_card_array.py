@@ -11,7 +11,7 @@ from torch import nn
 
 import nearstep
 from nearstep.backends.emulated import Injection
-from nearstep.errors import MemoryFaultError, NearstepError
+from nearstep.errors import MemoryFaultError, NearstepError, OutOfBoundsError
 from nearstep.placement import Segment
 from nearstep.smartssd.device import SmartssdDevice
 
@@ -126,3 +126,17 @@ def test_registers_of_all_cards() -> None:
         for number, part in enumerate(parts):
             part.write(np.full(8, number, np.float32))
         assert [float(part.read()[0]) for part in parts] == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("address", [-64, -4, 1 << 40])
+def test_an_address_that_no_card_has_is_refused(address: int) -> None:
+    with nearstep.open(f"golden:smartssd?cards=2&{CARD_SHAPE}&{ADAM}") as device:
+        backend, data = device.backend, np.zeros(64, np.uint8)
+        for access in (
+            lambda: backend.read_register(address),
+            lambda: backend.write_register(address, 0),
+            lambda: backend.read_memory(address, data),
+            lambda: backend.write_memory(address, data),
+        ):
+            with pytest.raises(OutOfBoundsError):
+                access()

@@ -57,6 +57,13 @@ def test_options_of_the_design_and_seeds_reach_the_plan(
     assert report["configuration"]["rules"] == ["sgd"]
     assert report["design"] == "Radiona ULX3S-85F, blockram"
     assert (out / "top.bit").read_text() == "bits"
+    monkeypatch.setenv("YOSYS", "nosuch")
+    done = invoke(["ulx3s_85f", "--memory", "blockram", "--rules=sgd", "-o", str(out)])
+    assert (done.exit_code, "nosuch" in done.output, "timing met" in done.output) == (
+        1,
+        True,
+        False,
+    )
 
 
 def test_failed_timing_is_an_exit_status_and_a_sentence(

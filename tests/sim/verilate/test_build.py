@@ -54,6 +54,16 @@ def test_flags_and_cpu_are_part_of_the_name(folder: Path, monkeypatch: pytest.Mo
     assert library(folder, 1) != plain
 
 
+def test_processors_of_arm_have_names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "processor\t: 0\nFeatures\t: fp asimd{}\nCPU implementer\t: 0x41\nCPU part\t: 0x{}\n"
+    names = []
+    for more, part in (("", "d0c"), (" sve2", "d4f"), (" sve2", "d40")):
+        said = text.format(more, part)
+        monkeypatch.setattr(Path, "read_text", lambda _, said=said: said)
+        names.append(build.cpu_name.__wrapped__())
+    assert len(set(names)) == 3
+
+
 def test_a_failed_build_leaves_nothing_behind(folder: Path) -> None:
     path = folder / "broken.cpp"
     path.write_text("this is not C++\n")

@@ -1,5 +1,6 @@
 """DRAM command traces: the format of a line, and reading a file. See docs/dram-traces.md."""
 
+import re
 from collections.abc import Iterable, Iterator
 from os import PathLike
 from typing import NamedTuple
@@ -49,10 +50,9 @@ def header(timing: DramTiming) -> str:
 def timing_of_header(lines: Iterable[str]) -> DramTiming | None:
     """The part named in the comments of a trace, or None."""
     for line in lines:
-        words = line.split()
-        if len(words) == 6 and words[0] == "#" and words[1].startswith("DDR4-"):
-            cl, cwl = (int(word.partition("=")[2]) for word in words[4:])
-            return dram_timing(words[1], words[2], words[3], cl=cl, cwl=cwl)
+        if found := re.fullmatch(r"# (DDR4-\S+) (\S+) (\S+) CL=(\d+) CWL=(\d+)\s*", line):
+            grade, density, width, cl, cwl = found.groups()
+            return dram_timing(grade, density, width, cl=int(cl), cwl=int(cwl))
     return None
 
 

@@ -11,7 +11,13 @@ from typer.testing import CliRunner, Result
 from nearstep_sim.models.dram.device import Ddr4Device
 from nearstep_sim.models.dram.host import BareDram, HostConfig
 from nearstep_sim.models.dram.replay import main, replay
-from nearstep_sim.models.dram.trace import TraceCommand, TraceError, parse, read_trace
+from nearstep_sim.models.dram.trace import (
+    TraceCommand,
+    TraceError,
+    parse,
+    read_trace,
+    timing_of_header,
+)
 from nearstep_spec.dram.command import Command
 from nearstep_spec.dram.timing import dram_timing
 
@@ -69,6 +75,11 @@ def test_replay_takes_the_part_from_the_file(written: Path) -> None:
     assert sum(result.commands.values()) == 8
     assert result.clocks == 373
     assert result.data_share == pytest.approx(12 / 373)
+
+
+def test_comments_that_name_a_part_otherwise_are_comments() -> None:
+    comments = ["# DDR4-1600 host trace, two ranks", "# DDR4-1600 8Gb x8 CL=11 CWL=x"]
+    assert timing_of_header(comments) is None
 
 
 def test_replay_names_the_rule_of_a_shortened_gap(written: Path) -> None:
