@@ -255,7 +255,7 @@ class GenerationWriter(StorageWriter, AsyncStager):
         }
         for key in keys:
             if key not in known and not key.startswith(f"{self._optim}."):
-                expected = "be a trained parameter of an optimizer of model.named_parameters()"
+                expected = "be a parameter of an optimizer of model.named_parameters(), trained"
                 raise StateError(key, expected, "a value that drives do not have")
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:

@@ -109,7 +109,7 @@ SUPERBLOCK = Fault("flush", 2, 1, done=False)
             id="superblock-flushed-again-on-the-host"),
         pytest.param(Home(1, 512), [step(Fault("read", 0, 2, done=False), 1), step()], 1,
             id="two-reads"),
-        pytest.param(HOST, [("resume", (Home(1, 512), Fault("read", 6, 1, done=False)))], 1,
+        pytest.param(HOST, [("resume", (Home(1, 512), Fault("read", 7, 1, done=False)))], 1,
             id="move"),
     ],
 )  # fmt: skip
