@@ -231,7 +231,7 @@ class Recovered:
     other : the other generation, if it is intact.
     last : the highest number found.
     slots : content of the superblocks.
-    notes : damage without loss of data.
+    notes : damage that the opened generation does not have.
     warnings : damage of superblocks that no power cut explains.
     """
 

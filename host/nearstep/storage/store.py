@@ -64,9 +64,9 @@ class Store:
 
     Attributes
     ----------
-    notes : damage without loss of data: a superblock that was torn by a power cut, or a damaged
-        index of the other generation or of a kept one. Damage that no power cut explains is a
-        `DamagedSuperblockWarning`.
+    notes : damage that the opened generation does not have: a superblock that was torn by a power
+        cut, or a damaged index of the other generation or of a kept one, which is lost. Damage of a
+        superblock that no power cut explains is a `DamagedSuperblockWarning`.
     written : superblock of the last commit here, complete or not; None: there was none.
     """
 
